@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter seam of the decoding loop. A drafter sees requests through `DraftSource`; the loop
+feeds it every committed row (prefill chunks too), so that its context never goes stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trtllm_dspark.types import DraftBlock, IntArray, SamplingParams
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """One request as a drafter sees it at the start of a step."""
+
+    key: int
+    token_ids: IntArray
+    """Committed tokens, the anchor last. A view: do not keep it."""
+    page_ids: IntArray
+    """Pages of the request (target and drafter rows share page ids)."""
+    params: SamplingParams
+    noise_seed: int
+    """64-bit noise key: the explicit seed, or a random one."""
+    is_coupled: bool
+    """Explicit seed: drafts share the Gumbel noise of acceptance."""
+    draft_greedily: bool
+    """True: draft the arg-max (one-hot q) whatever the request samples."""
+    max_draft_len: int
+    """Drafts that can be of use (the request's cap); a drafter may ignore it."""
+
+    @property
+    def anchor_position(self) -> int:
+        """Absolute position of the anchor = committed rows before it."""
+        return len(self.token_ids) - 1
+
+
+@dataclass(frozen=True)
+class CommittedRows:
+    """Target rows of one request that became part of its context in a step."""
+
+    source: DraftSource
+    start_position: int
+    num_rows: int
+    taps: Any | None
+    """[num_rows, T·H] tapped states, None when the drafter does not want taps."""
+
+
+class Drafter(Protocol):
+    """Proposes blocks; owns whatever per-request state it needs, keyed by `DraftSource.key`."""
+
+    name: str
+    num_drafts: int
+    """γ, 0 for a drafter that never proposes."""
+    needs_taps: bool
+
+    def propose(self, sources: Sequence[DraftSource]) -> DraftBlock:
+        """Draft for these requests, in this order. Must not look at anything but committed tokens."""
+        ...
+
+    def commit(self, rows: Sequence[CommittedRows]) -> None:
+        """Take note of rows that became context: after every step, drafted or not, prefill included."""
+        ...
+
+    def release(self, key: int) -> None:
+        """Forget a request (finished, cancelled or pre-empted; a pre-empted one comes back from row 0)."""
+        ...

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine seam: one shaped step at a time, the same call for torch, CUDA graphs and TensorRT.
+
+Host-side inputs are numpy (the loop owns and fills them); outputs are handles in the engine's own
+memory (torch tensors). An engine never sees requests, policies or text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_dspark.types import EngineInfo, FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class TargetStep:
+    """One packed ragged batch for the target. Rows of request r are cu_query_lens[r]:cu_query_lens[r+1].
+
+    Example with three requests (decode with 2 drafts, decode with 0, a prefill chunk of 4):
+    cu_query_lens [0, 3, 4, 8], context_lens [10, 7, 0].
+    """
+
+    token_ids: IntArray
+    """[N]"""
+    positions: IntArray
+    """[N] absolute positions; row i of request r is at context_lens[r] + i."""
+    cu_query_lens: IntArray
+    """[R+1]"""
+    context_lens: IntArray
+    """[R] K/V rows of the request that exist before this step."""
+    page_table: IntArray
+    """[R, P] page ids; unused entries are SCRATCH_PAGE. Covers context and new rows."""
+    logit_rows: IntArray
+    """[M] rows (0 ≤ row < N) whose logits are wanted."""
+    rung: int
+    """Rows that really run: the engine pads N up to it; padding rows write to the scratch page."""
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What a target step returns; valid until the engine's next target step."""
+
+    logits: Any
+    """[M, V] float32."""
+    taps: Any | None
+    """[N, T·H] tapped hidden states in the drafter's tap order, None without a drafter."""
+
+
+@dataclass(frozen=True)
+class ContextAppend:
+    """New drafter-context rows of a ragged set of requests (3 requests, 2/0/4 rows: cu [0, 2, 2, 6])."""
+
+    taps: Any
+    """[C, T·H] tapped target states of the rows."""
+    positions: IntArray
+    """[C] absolute positions (= target positions)."""
+    cu_row_lens: IntArray
+    """[R+1]"""
+    page_table: IntArray
+    """[R, P] the same pages as the target's rows."""
+
+
+@dataclass(frozen=True)
+class DraftSampling:
+    """How each request's drafts are drawn; greedy rows have temperature 0."""
+
+    temperature: FloatArray
+    """[R]"""
+    top_k: IntArray
+    """[R], 0 = off"""
+    top_p: FloatArray
+    """[R]"""
+    min_p: FloatArray
+    """[R]"""
+    seeds: npt.NDArray[np.uint64]
+    """[R] noise key; see ops/noise.py."""
+    coupled: npt.NDArray[np.bool_]
+    """[R] seeded requests: Gumbel noise is keyed by absolute position, shared with acceptance."""
+
+
+@dataclass(frozen=True)
+class DrafterStep:
+    """One drafting call for R requests (every request has a committed anchor)."""
+
+    anchor_ids: IntArray
+    """[R]"""
+    anchor_positions: IntArray
+    """[R] = number of drafter-context rows of the request (the invariant)."""
+    page_table: IntArray
+    """[R, P]"""
+    sampling: DraftSampling
+
+
+@dataclass(frozen=True)
+class DrafterOutput:
+    """What a drafter step returns; valid until the engine's next drafter step."""
+
+    token_ids: IntArray
+    """[R, γ]"""
+    confidence_logits: FloatArray
+    """[R, γ]"""
+    draft_probs: Any | None
+    """[R, γ, V] float32 q for requests that sample (rows of greedy requests unspecified), or None."""
+
+
+class Engine(Protocol):
+    """Target and (optionally) drafter of one model on one device."""
+
+    info: EngineInfo
+
+    def run_target(self, step: TargetStep) -> TargetOutput:
+        """Append K/V of the new rows and return logits and taps."""
+        ...
+
+    def append_context(self, rows: ContextAppend) -> None:
+        """Write the drafter's K/V of new context rows (no drafting)."""
+        ...
+
+    def run_drafter(self, step: DrafterStep) -> DrafterOutput:
+        """Draft one block per request."""
+        ...
