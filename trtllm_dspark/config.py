@@ -66,7 +66,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(self.architecture in ("llama", "qwen3"), "architecture", self.architecture, "llama or qwen3")
+        require(
+            self.architecture in ("llama", "qwen3"),
+            "architecture",
+            self.architecture,
+            "llama or qwen3",
+        )
         for name in (
             "vocab_size",
             "hidden_size",
@@ -124,14 +129,24 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         require(self.num_drafts >= 1, "num_drafts", self.num_drafts, "≥ 1")
-        require(self.head_type in HEAD_TYPES, "head_type", self.head_type, f"one of {', '.join(HEAD_TYPES)}")
+        require(
+            self.head_type in HEAD_TYPES,
+            "head_type",
+            self.head_type,
+            f"one of {', '.join(HEAD_TYPES)}",
+        )
         require(
             (self.markov_rank > 0) == (self.head_type != "none"),
             "markov_rank",
             self.markov_rank,
             "positive with a sequential head, 0 without",
         )
-        require(len(self.target_layer_ids) >= 1, "target_layer_ids", self.target_layer_ids, "one layer or more")
+        require(
+            len(self.target_layer_ids) >= 1,
+            "target_layer_ids",
+            self.target_layer_ids,
+            "one layer or more",
+        )
         require(
             all(-1 <= i < self.num_target_layers - 1 for i in self.target_layer_ids),
             "target_layer_ids",
@@ -172,7 +187,8 @@ class BucketConfig:
             f"≥ max_num_requests ({self.max_num_requests})",
         )
         require(
-            bool(self.request_buckets) and list(self.request_buckets) == sorted(set(self.request_buckets)),
+            bool(self.request_buckets)
+            and list(self.request_buckets) == sorted(set(self.request_buckets)),
             "request_buckets",
             self.request_buckets,
             "ascending, without repetition",
@@ -199,7 +215,12 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         require(self.page_size >= 1, "page_size", self.page_size, "≥ 1")
-        require(self.num_pages == 0 or self.num_pages >= 2, "num_pages", self.num_pages, "0 (auto) or ≥ 2")
+        require(
+            self.num_pages == 0 or self.num_pages >= 2,
+            "num_pages",
+            self.num_pages,
+            "0 (auto) or ≥ 2",
+        )
 
 
 @dataclass(frozen=True)
@@ -241,8 +262,18 @@ class SystemConfig:
             self.dtype,
             "auto, bfloat16, float32 or float16",
         )
-        require(self.backend in ("torch", "tensorrt", "tensorrt_rtx"), "backend", self.backend, "a known backend")
-        require(self.profile in ("never", "auto", "force"), "profile", self.profile, "never, auto or force")
+        require(
+            self.backend in ("torch", "tensorrt", "tensorrt_rtx"),
+            "backend",
+            self.backend,
+            "a known backend",
+        )
+        require(
+            self.profile in ("never", "auto", "force"),
+            "profile",
+            self.profile,
+            "never, auto or force",
+        )
         require(self.max_seq_len >= 2, "max_seq_len", self.max_seq_len, "≥ 2")
 
 
@@ -254,13 +285,22 @@ def to_json_dict(config: Any) -> dict[str, Any]:
 def from_json_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
     """Build `cls` from JSON data; unknown keys are refused by name, nested dataclasses are built too."""
     if not isinstance(data, dict):
-        raise ConfigError(f"{where or cls.__name__}: expected a JSON object, found {type(data).__name__}")
+        raise ConfigError(
+            f"{where or cls.__name__}: expected a JSON object, found {type(data).__name__}"
+        )
     hints = get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(names))
     if unknown:
-        raise ConfigError(f"{where or cls.__name__}: unknown keys {unknown}; known keys are {names}")
-    return cls(**{key: _coerce(hints[key], value, f"{where or cls.__name__}.{key}") for key, value in data.items()})
+        raise ConfigError(
+            f"{where or cls.__name__}: unknown keys {unknown}; known keys are {names}"
+        )
+    return cls(
+        **{
+            key: _coerce(hints[key], value, f"{where or cls.__name__}.{key}")
+            for key, value in data.items()
+        }
+    )
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:

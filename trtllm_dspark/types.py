@@ -131,7 +131,9 @@ class RequestStats:
     @property
     def acceptance_rate(self) -> float:
         """Accepted / verified drafts; 0 when nothing was verified."""
-        return self.num_accepted_tokens / self.num_verified_tokens if self.num_verified_tokens else 0.0
+        return (
+            self.num_accepted_tokens / self.num_verified_tokens if self.num_verified_tokens else 0.0
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ragged_verify_attention`: grouped-query attention of packed ragged rows over paged K/V.
+
+Plan/run split: `plan_attention` groups requests on the host, once per engine call; `run` is called
+once per layer and does no host work that depends on data. Row i of request r sees K/V positions
+≤ context_lens[r] + i (causal) or every row of its request (non-causal: the drafter's block).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from trtllm_dspark.ops.ragged import RaggedBatch
+from trtllm_dspark.types import IntArray
+
+MAX_SHARED_QUERY_LEN = 32
+"""Requests with more new rows than this (prefill chunks) form a group of their own."""
+
+
+@dataclass(frozen=True)
+class AttentionGroup:
+    """Requests that run as one dense padded call: G requests, n query rows, S = pages · page_size keys."""
+
+    rows: torch.Tensor
+    """[G·n] int64 packed row of each padded query (any valid row where padded)."""
+    valid: torch.Tensor | None
+    """[K] int64 indices into G·n that are real rows; None when all are."""
+    pages: torch.Tensor
+    """[G·P] int64 page ids"""
+    mask: torch.Tensor
+    """[G, 1, q_per_kv·n, S] additive, in the queries' dtype"""
+    num_requests: int
+    query_len: int
+
+
+@dataclass
+class AttentionPlan:
+    """Host-side plan of one engine call; owns the gather buffers that its layers reuse."""
+
+    groups: list[AttentionGroup]
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def group_requests(query_lens: IntArray, num_pages: IntArray) -> list[list[int]]:
+    """Split requests into groups that waste little: long queries alone, then by K/V length (≤ 2×)."""
+    groups = [[int(r)] for r in np.flatnonzero(query_lens > MAX_SHARED_QUERY_LEN)]
+    short = np.flatnonzero((query_lens > 0) & (query_lens <= MAX_SHARED_QUERY_LEN))
+    smallest = 0
+    open_group: list[int] = []
+    for request in short[np.argsort(num_pages[short], kind="stable")]:
+        pages = int(num_pages[request])
+        if open_group and pages > max(2 * smallest, smallest + 2):
+            groups.append(open_group)
+            open_group = []
+        if not open_group:
+            smallest = pages
+        open_group.append(int(request))
+    if open_group:
+        groups.append(open_group)
+    return groups
+
+
+def plan_attention(
+    cu_query_lens: IntArray,
+    context_lens: IntArray,
+    page_table: IntArray,
+    page_size: int,
+    *,
+    q_per_kv: int,
+    dtype: torch.dtype,
+    is_causal: bool = True,
+    window: int = 0,
+) -> AttentionPlan:
+    """Group the requests of one call (host only). `window` > 0 limits rows to that many latest keys."""
+    query_lens = np.diff(cu_query_lens)
+    kv_lens = context_lens + query_lens
+    num_pages = -(-kv_lens // page_size)
+    plan = AttentionPlan([])
+    for members in group_requests(query_lens, num_pages):
+        ids = np.asarray(members)
+        n, pages = int(query_lens[ids].max()), int(num_pages[ids].max())
+        offsets = np.arange(n)[None, :]
+        is_real = offsets < query_lens[ids][:, None]
+        rows = cu_query_lens[ids][:, None] + np.where(is_real, offsets, 0)
+        last_seen = context_lens[ids][:, None] + offsets if is_causal else kv_lens[ids][:, None] - 1
+        last_seen = np.where(is_real, last_seen, 0) + np.zeros_like(offsets)
+        keys = np.arange(pages * page_size)
+        seen = keys <= last_seen[:, :, None]
+        if window > 0:
+            position = np.where(is_real, context_lens[ids][:, None] + offsets, 0)
+            seen &= keys > position[:, :, None] - window
+        mask = torch.zeros(seen.shape, dtype=dtype)
+        mask.masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        plan.groups.append(
+            AttentionGroup(
+                rows=torch.from_numpy(rows.reshape(-1).astype(np.int64)),
+                valid=None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real)),
+                pages=torch.from_numpy(page_table[ids, :pages].reshape(-1).astype(np.int64)),
+                mask=mask.repeat(1, q_per_kv, 1).unsqueeze(1),
+                num_requests=len(members),
+                query_len=n,
+            )
+        )
+    return plan
+
+
+def ragged_verify_attention(
+    q: torch.Tensor, kv_pages: torch.Tensor, batch: RaggedBatch, scale: float
+) -> torch.Tensor:
+    """Attend q [N, num_heads, d] over the pages of one layer; padding rows return zeros.
+
+    kv_pages [num_pages, page_size, 2, num_kv_heads, d] already holds the new rows (`kv_append_` ran
+    before). Returns [N, num_heads, d] in q's dtype.
+    """
+    if batch.plan is None:
+        raise ValueError("batch.plan is None: call plan_attention before running on the CPU")
+    out = torch.zeros_like(q)
+    for group in batch.plan.groups:
+        _run_group(q, kv_pages, group, batch.plan, scale, out)
+    return out
+
+
+def _run_group(
+    q: torch.Tensor,
+    kv_pages: torch.Tensor,
+    group: AttentionGroup,
+    plan: AttentionPlan,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    kv_heads, dim = kv_pages.shape[-2:]
+    g, n, q_per_kv = group.num_requests, group.query_len, q.shape[1] // kv_heads
+    kv = _gather_pages(kv_pages, group, plan).view(g, -1, 2, kv_heads, dim)
+    if kv.dtype != q.dtype:
+        kv = kv.to(q.dtype)
+    queries = q.index_select(0, group.rows).view(g, n, kv_heads, q_per_kv, dim)
+    queries = queries.permute(0, 2, 3, 1, 4).reshape(g, kv_heads, q_per_kv * n, dim)
+    result = functional.scaled_dot_product_attention(
+        queries,
+        kv[:, :, 0].transpose(1, 2),
+        kv[:, :, 1].transpose(1, 2),
+        attn_mask=group.mask,
+        scale=scale,
+    )
+    result = result.view(g, kv_heads, q_per_kv, n, dim).permute(0, 3, 1, 2, 4)
+    result = result.reshape(g * n, kv_heads * q_per_kv, dim)
+    if group.valid is None:
+        out.index_copy_(0, group.rows, result)
+    else:
+        out.index_copy_(0, group.rows[group.valid], result[group.valid])
+
+
+def _gather_pages(
+    kv_pages: torch.Tensor, group: AttentionGroup, plan: AttentionPlan
+) -> torch.Tensor:
+    """Whole pages of the group in one copy, into a buffer shared by the layers of this call."""
+    key = id(group)
+    if key not in plan.buffers or plan.buffers[key].dtype != kv_pages.dtype:
+        plan.buffers[key] = torch.empty(
+            (len(group.pages), *kv_pages.shape[1:]), dtype=kv_pages.dtype
+        )
+    return torch.index_select(kv_pages, 0, group.pages, out=plan.buffers[key])

