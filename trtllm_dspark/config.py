@@ -115,10 +115,10 @@ class DrafterConfig:
     num_drafts: int = 7
     """γ: drafts per block."""
     label_shift: bool = True
-    """True: slot k predicts anchor+k+1 (γ input slots). False: slot j predicts itself (γ+1 input slots)."""
+    """True: slot k predicts anchor+k+1 (γ inputs). False: slot j itself (γ+1)."""
     mask_token_id: int = 0
     target_layer_ids: tuple[int, ...] = (0,)
-    """Taps: outputs of these 0-based decoder layers, in fc's input order; −1 is the embedding output."""
+    """Tapped decoder layers (0-based), in fc's input order; −1 is the embedding output."""
     num_target_layers: int = 2
     target_hidden_size: int = 256
     head_type: str = "none"
@@ -151,7 +151,7 @@ class DrafterConfig:
             all(-1 <= i < self.num_target_layers - 1 for i in self.target_layer_ids),
             "target_layer_ids",
             self.target_layer_ids,
-            f"between −1 and {self.num_target_layers - 2} (the last target layer must not be tapped)",
+            f"−1 to {self.num_target_layers - 2} (the last target layer must not be tapped)",
         )
         require(
             0 <= self.mask_token_id < self.vocab_size,
@@ -225,12 +225,12 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Which policy plans verification, with its knobs; `options` are checked by the policy itself."""
+    """Which policy plans verification; `options` are checked by the policy itself."""
 
     policy: str = "adaptive"
     options: dict[str, Any] = field(default_factory=dict)
     strict: bool = False
-    """Refuse sampling requests that the policy does not cover, instead of drafting them greedily."""
+    """Refuse sampling requests the policy does not cover, instead of drafting greedily."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def to_json_dict(config: Any) -> dict[str, Any]:
 
 
 def from_json_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
-    """Build `cls` from JSON data; unknown keys are refused by name, nested dataclasses are built too."""
+    """Build `cls` (nested dataclasses too) from JSON data; unknown keys are refused by name."""
     if not isinstance(data, dict):
         raise ConfigError(
             f"{where or cls.__name__}: expected a JSON object, found {type(data).__name__}"

@@ -55,7 +55,7 @@ class DraftMode(str, enum.Enum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What one request asks of sampling. Ranges are checked by `serving.requests` and by `validate`."""
+    """What one request asks of sampling; ranges are checked where requests enter."""
 
     max_tokens: int = 128
     """New tokens at most (≥ 1)."""
@@ -73,7 +73,7 @@ class SamplingParams:
     min_tokens: int = 0
     """End tokens are masked until this many new tokens exist."""
     seed: int | None = None
-    """Explicit seed: coupled acceptance, the output is a function of (prompt, seed, params) alone."""
+    """Explicit seed: coupled acceptance; output is a function of (prompt, seed, params)."""
     end_ids: tuple[int, ...] = ()
     """Tokens that end the request (EOS); resolved before the request reaches the loop."""
     pad_id: int | None = None
@@ -85,7 +85,7 @@ class SamplingParams:
     """Additive bias per token id (embedding_bias)."""
     return_log_probs: bool = False
     num_draft_tokens: int | None = None
-    """Upper bound on verified drafts per step for this request; 0 = never speculate, None = no cap."""
+    """Verified drafts per step at most; 0 = never speculate, None = no cap."""
 
     @property
     def is_greedy(self) -> bool:
@@ -142,7 +142,7 @@ class RequestOutput:
 
     request_id: str
     new_token_ids: tuple[int, ...]
-    """Committed in this step, after cuts by EOS (the end token is not included), stop words and max_tokens."""
+    """Committed in this step, cut at EOS (itself excluded), stop words and max_tokens."""
     log_probs: tuple[float, ...] | None
     finish_reason: FinishReason | None
     stats: RequestStats
@@ -172,7 +172,7 @@ class DraftBlock:
     confidence_logits: FloatArray
     """[R, γ] raw (uncalibrated) logits of c_{r,k}; −inf where nothing is proposed."""
     draft_probs: Any | None = None
-    """Handle on q ([R, γ, V], engine's own memory), None when every draft is deterministic (one-hot q)."""
+    """Handle on q ([R, γ, V], engine memory); None: every draft deterministic (one-hot q)."""
     sampled: npt.NDArray[np.bool_] | None = None
     """[R] whether the request's drafts were drawn from q; None = all deterministic."""
 
@@ -206,8 +206,8 @@ class StepOutcome:
     """[R, γ] of this step's drafts, None when nothing was drafted."""
     modes: tuple[DraftMode, ...]
     dropped_accept_probs: FloatArray
-    """[R] acceptance probability of the first dropped draft x_{ℓ+1} where all ℓ verified drafts were
-    accepted, NaN elsewhere. For later steps only, never for this one."""
+    """[R] acceptance probability of the first dropped draft x_{ℓ+1} where all ℓ verified drafts
+    were accepted, NaN elsewhere. For later steps only, never for this one."""
     rung: int
     num_prefill_tokens: int
     drafted: bool

@@ -18,7 +18,7 @@ from trtllm_dspark.types import EngineInfo, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class TargetStep:
-    """One packed ragged batch for the target. Rows of request r are cu_query_lens[r]:cu_query_lens[r+1].
+    """One packed ragged batch; rows of request r are cu_query_lens[r]:cu_query_lens[r+1].
 
     Example with three requests (decode with 2 drafts, decode with 0, a prefill chunk of 4):
     cu_query_lens [0, 3, 4, 8], context_lens [10, 7, 0].
@@ -52,7 +52,7 @@ class TargetOutput:
 
 @dataclass(frozen=True)
 class ContextAppend:
-    """New drafter-context rows of a ragged set of requests (3 requests, 2/0/4 rows: cu [0, 2, 2, 6])."""
+    """New drafter-context rows of a ragged set (3 requests, 2/0/4 rows: cu [0, 2, 2, 6])."""
 
     taps: Any
     """[C, T·H] tapped target states of the rows."""
@@ -104,7 +104,7 @@ class DrafterOutput:
     confidence_logits: FloatArray
     """[R, γ]"""
     draft_probs: Any | None
-    """[R, γ, V] float32 q for requests that sample (rows of greedy requests unspecified), or None."""
+    """[R, γ, V] float32 q for requests that sample (other rows unspecified), or None."""
 
 
 class Engine(Protocol):

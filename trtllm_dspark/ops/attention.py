@@ -23,7 +23,7 @@ MAX_SHARED_QUERY_LEN = 32
 
 @dataclass(frozen=True)
 class AttentionGroup:
-    """Requests that run as one dense padded call: G requests, n query rows, S = pages · page_size keys."""
+    """Requests that run as one dense padded call: G requests, n rows, S = pages · page_size."""
 
     rows: torch.Tensor
     """[G·n] int64 packed row of each padded query (any valid row where padded)."""
@@ -46,7 +46,7 @@ class AttentionPlan:
 
 
 def group_requests(query_lens: IntArray, num_pages: IntArray) -> list[list[int]]:
-    """Split requests into groups that waste little: long queries alone, then by K/V length (≤ 2×)."""
+    """Group requests so that little is wasted: long queries alone, then by K/V length (≤ 2×)."""
     groups = [[int(r)] for r in np.flatnonzero(query_lens > MAX_SHARED_QUERY_LEN)]
     short = np.flatnonzero((query_lens > 0) & (query_lens <= MAX_SHARED_QUERY_LEN))
     smallest = 0
@@ -75,7 +75,7 @@ def plan_attention(
     is_causal: bool = True,
     window: int = 0,
 ) -> AttentionPlan:
-    """Group the requests of one call (host only). `window` > 0 limits rows to that many latest keys."""
+    """Group the requests of one call (host only); `window` > 0: only that many latest keys."""
     query_lens = np.diff(cu_query_lens)
     kv_lens = context_lens + query_lens
     num_pages = -(-kv_lens // page_size)

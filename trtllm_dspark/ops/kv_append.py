@@ -44,8 +44,8 @@ def kv_append_(
     """Write K/V of N rows into their slots and return the rotated queries [N, num_heads, head_dim].
 
     qkv [N, (num_heads + 2 num_kv_heads) head_dim]; rope [N, 2, head_dim/2] float32 rows of the
-    table at the rows' positions; slots [N] int64. kv_pages is changed in place. Equal slots may only
-    occur on padding rows (any of them wins).
+    table at the rows' positions; slots [N] int64. kv_pages is changed in place. Equal slots
+    may only occur on padding rows (any of them wins).
     """
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     rows = qkv.view(qkv.shape[0], heads + 2 * kv_heads, shape.head_dim)
