@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.scheduling.policy_options import PolicyResources
 from trtllm_dspark.types import DraftMode, FloatArray, IntArray, StepOutcome
 
 
@@ -27,7 +28,7 @@ class Sees(str, enum.Enum):
     OLD_SURVIVALS = "old_survivals"
     """Survivals at least two steps old decide capacity."""
     CURRENT_RANKING = "current_ranking"
-    """{ℓ_r ≥ k} depends on current survivals of slots ≤ k only through ranking under a fixed capacity."""
+    """{ℓ_r ≥ k} depends on current survivals of slots ≤ k only through ranking (fixed capacity)."""
     CURRENT_EARLY_STOP = "current_early_stop"
     """Current survivals in descending order, with a stop that never looks past the candidate."""
     CURRENT_ALL = "current_all"
@@ -44,7 +45,8 @@ class BatchView:
     """Stable over steps, unique among live requests."""
     modes: tuple[DraftMode, ...]
     draft_caps: IntArray
-    """[R] drafts that may be verified: min of γ, num_draft_tokens, tokens wanted − 1, room, pages."""
+    """[R] drafts that may be verified: min of γ, num_draft_tokens, tokens wanted − 1, room, pages.
+    """
     num_drafts: int
     """γ"""
     num_prefill_tokens: int
@@ -78,7 +80,7 @@ class Policy(Protocol):
         ...
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
-        """Return verify_lens [R] ≤ draft_caps, given current survivals [R, γ] (0 where not drafted)."""
+        """Return verify_lens [R] ≤ draft_caps from current survivals [R, γ] (0 = not drafted)."""
         ...
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -86,12 +88,12 @@ class Policy(Protocol):
         ...
 
 
-PolicyFactory = Callable[[dict[str, Any]], Policy]
+PolicyFactory = Callable[[dict[str, Any], PolicyResources], Policy]
 _FACTORIES: dict[str, PolicyFactory] = {}
 
 
 def register_policy(name: str) -> Callable[[PolicyFactory], PolicyFactory]:
-    """Register a factory that takes the policy's options."""
+    """Register a factory that takes the policy's options and the system's resources."""
 
     def add(factory: PolicyFactory) -> PolicyFactory:
         _FACTORIES[name] = factory
@@ -105,8 +107,13 @@ def policy_names() -> tuple[str, ...]:
     return tuple(sorted(_FACTORIES))
 
 
-def create_policy(name: str, options: dict[str, Any] | None = None) -> Policy:
-    """Build a policy by name; an unknown name lists the choices."""
+def create_policy(
+    name: str, options: dict[str, Any] | None = None, resources: PolicyResources | None = None
+) -> Policy:
+    """Build a policy by name; an unknown name lists the choices.
+
+    `resources` carries the latency table and the estimator; without a table policies trim nothing.
+    """
     if name not in _FACTORIES:
         raise ConfigError(f"policy {name!r} is unknown: choose one of {', '.join(policy_names())}")
-    return _FACTORIES[name](dict(options or {}))
+    return _FACTORIES[name](dict(options or {}), resources or PolicyResources())
