@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `Engine` protocol in PyTorch: target, K/V pages and (optionally) a DSpark drafter on one device.
+"""The `Engine` protocol in PyTorch: target, K/V pages and, optionally, a drafter on one device.
 
 Every step runs exactly one rung: rows are padded up to it and padding rows point at the scratch
 page. It knows shapes and pages, not requests.
@@ -113,21 +113,16 @@ def check_target_step(step: TargetStep, info: EngineInfo) -> None:
         raise EngineError(f"rung {step.rung} is not on the ladder {info.rungs}")
     if num_rows > step.rung or int(step.cu_query_lens[-1]) != num_rows:
         raise EngineError(
-            f"{num_rows} rows, cu_query_lens[-1] = {int(step.cu_query_lens[-1])}, rung {step.rung}: "
-            "rows and prefix sums must agree and fit the rung"
+            f"{num_rows} rows, cu_query_lens[-1] = {int(step.cu_query_lens[-1])}, rung {step.rung}:"
+            " rows and prefix sums must agree and fit the rung"
         )
-    if (
-        num_rows
-        and not 0 <= int(step.token_ids.min()) <= int(step.token_ids.max()) < info.vocab_size
-    ):
-        raise EngineError(
-            f"token ids from {int(step.token_ids.min())} to {int(step.token_ids.max())} are outside "
-            f"the vocabulary of {info.vocab_size}"
-        )
-    if step.page_table.size and not (
-        0 <= int(step.page_table.min()) and int(step.page_table.max()) < info.num_pages
-    ):
-        raise EngineError(
-            f"page ids from {int(step.page_table.min())} to {int(step.page_table.max())} are outside "
-            f"the pool of {info.num_pages} pages"
-        )
+    _check_range("token ids", step.token_ids, info.vocab_size, "the vocabulary")
+    _check_range("page ids", step.page_table, info.num_pages, "the page pool")
+
+
+def _check_range(name: str, values: IntArray, size: int, what: str) -> None:
+    if not values.size:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= size:
+        raise EngineError(f"{name} from {low} to {high} are outside {what} of {size}")

@@ -117,9 +117,16 @@ class TargetModel(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        positions = max_positions or config.max_position_embeddings
-        table = build_rope_table(config.head_dim, positions, config.rope_theta, config.rope_scaling)
-        self.register_buffer("rope_table", table, persistent=False)
+        self.register_buffer("rope_table", torch.empty(0), persistent=False)
+        self.set_rope_table(max_positions or config.max_position_embeddings)
+
+    def set_rope_table(self, max_positions: int) -> None:
+        """Make the rotary table for positions 0 … max_positions − 1, on the model's device."""
+        config = self.config
+        table = build_rope_table(
+            config.head_dim, max_positions, config.rope_theta, config.rope_scaling
+        )
+        self.rope_table = table.to(self.embed_tokens.weight.device)
 
     def forward(
         self,

@@ -55,15 +55,25 @@ class Drafter(Protocol):
     num_drafts: int
     """γ, 0 for a drafter that never proposes."""
     needs_taps: bool
+    """Whether `commit` wants tapped states; then blocks of γ+1 rows live in the request's pages."""
+    can_sample: bool
+    """Whether drafts of sampling requests may be drawn from q (else they are deterministic)."""
 
     def propose(self, sources: Sequence[DraftSource]) -> DraftBlock:
-        """Draft for these requests, in this order. Must not look at anything but committed tokens."""
+        """Draft for these requests, in this order, from committed tokens only."""
         ...
 
     def commit(self, rows: Sequence[CommittedRows]) -> None:
-        """Take note of rows that became context: after every step, drafted or not, prefill included."""
+        """Take note of rows that became context, after every step (prefill, no drafts too)."""
+        ...
+
+    def synced_len(self, key: int) -> int | None:
+        """Rows of the request whose drafter K/V are written; None = the drafter keeps no K/V.
+
+        Pages are offered for prefix reuse only below this.
+        """
         ...
 
     def release(self, key: int) -> None:
-        """Forget a request (finished, cancelled or pre-empted; a pre-empted one comes back from row 0)."""
+        """Forget a request that ended or was pre-empted (it then comes back from row 0)."""
         ...
