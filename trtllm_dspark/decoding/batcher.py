@@ -154,7 +154,7 @@ class Batcher:
         """Take pages for all pending rows, cached prompt pages first; False (no change) else."""
         reusable = (sequence.num_tokens - 1) // self.pool.page_size
         reused = self.pool.reuse_prefix(sequence.page_keys[:reusable])
-        sequence.page_ids = reused
+        sequence.page_ids = list(reused)
         if not self._reserve(sequence, sequence.num_tokens):
             self.pool.release(sequence.forget_pages())
             return False

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 
 import torch
-from torch.nn import functional
+
+from trtllm_dspark.ops.linear import Linear
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
         }[name]
     if device != "cpu":
         return torch.bfloat16
-    times_ms = {dtype: _time_linear_ms(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    times_ms = _time_linear_ms((torch.float32, torch.bfloat16))
     faster = min(times_ms, key=lambda dtype: times_ms[dtype])
     logger.info(
         "dtype auto: a %d×%d×%d product takes %.3f ms in float32, %.3f ms in bfloat16; using %s",
@@ -40,13 +40,19 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     return faster
 
 
-def _time_linear_ms(dtype: torch.dtype, repeats: int = 9) -> float:
-    x = torch.ones(PROBE_ROWS, PROBE_IN, dtype=dtype)
-    weight = torch.ones(PROBE_OUT, PROBE_IN, dtype=dtype)
-    times = []
+def _time_linear_ms(dtypes: tuple[torch.dtype, ...], repeats: int = 25) -> dict[torch.dtype, float]:
+    """Best of interleaved runs for each dtype (a busy machine disturbs the minimum least)."""
+    best = dict.fromkeys(dtypes, float("inf"))
+    layers = {}
+    for dtype in dtypes:
+        layer = Linear(PROBE_IN, PROBE_OUT)
+        layer.weight.data = torch.ones(PROBE_OUT, PROBE_IN, dtype=dtype)
+        layer.pack_()
+        layers[dtype] = (layer, torch.ones(PROBE_ROWS, PROBE_IN, dtype=dtype))
     with torch.inference_mode():
-        for _ in range(repeats + 3):
-            started = time.perf_counter()
-            functional.linear(x, weight)
-            times.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(times[3:])
+        for _ in range(repeats):
+            for dtype, (layer, x) in layers.items():
+                started = time.perf_counter()
+                layer(x)
+                best[dtype] = min(best[dtype], (time.perf_counter() - started) * 1e3)
+    return best
