@@ -25,11 +25,9 @@ from trtllm_dspark.decoding.sampling import (
     process_logits,
 )
 from trtllm_dspark.errors import EngineError
+from trtllm_dspark.ops import noise
 from trtllm_dspark.ops.accept_drafts import AcceptRule, accept_drafts
-from trtllm_dspark.ops.noise import KeyedNoise, NoiseSource
 from trtllm_dspark.types import FloatArray, IntArray, SamplingParams
-
-KEYED_NOISE = KeyedNoise()
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class AcceptanceBatch:
     draft_lens: IntArray
     """[R] proposed drafts, ℓ_r ≤ draft_lens[r] ≤ γ."""
     draft_probs: torch.Tensor | None
-    """[R, γ, V] q of the requests whose drafts were sampled."""
+    """[≤ R, γ, V] q; row r must exist where sampled[r], the others are not read."""
     sampled: npt.NDArray[np.bool_]
     """[R] True where drafts were drawn from draft_probs; elsewhere q is one-hot."""
     sequences: Sequence[SequenceView]
@@ -101,18 +99,18 @@ class InvalidLogitsError(EngineError):
         self.request_rows = request_rows
 
 
-def accept(
-    logits: torch.Tensor, batch: AcceptanceBatch, noise: NoiseSource = KEYED_NOISE
-) -> AcceptanceResult:
+def accept(logits: torch.Tensor, batch: AcceptanceBatch) -> AcceptanceResult:
     """Accept or reject the verified drafts of R requests and draw one more token for each.
 
-    logits [M, V] float32 (float64 is honoured), not modified. Synchronises with the host. Raises
-    `InvalidLogitsError` if a row of the batch contains NaN or +inf, or nothing but −inf.
+    logits [≥ cu_rows[-1], V] float32 (float64 is honoured), not modified; rows beyond the last
+    request are padding. Synchronises with the host. Raises `InvalidLogitsError` if a row contains
+    NaN or +inf, or nothing but −inf.
     """
+    logits = logits[: int(batch.cu_rows[-1])]
     _check_logits(logits, batch.cu_rows)
     params = [sequence.params for sequence in batch.sequences]
     processed, scale = _process(logits, batch)
-    arguments = _op_arguments(processed, scale, batch, noise)
+    arguments = _op_arguments(processed, scale, batch)
     with torch.no_grad():
         accepted, next_ids, dropped = accept_drafts(**arguments)
     accepted_lens = accepted.cpu().numpy()
@@ -142,7 +140,6 @@ def accept_rule(sequence: SequenceView) -> AcceptRule:
 def _check_logits(logits: torch.Tensor, cu_rows: IntArray) -> None:
     largest = logits.amax(dim=-1) if logits.shape[0] else logits.new_zeros(0)
     bad_rows = np.nonzero(~torch.isfinite(largest).cpu().numpy())[0]
-    bad_rows = bad_rows[bad_rows < cu_rows[-1]]
     if bad_rows.size == 0:
         return
     requests = np.unique(np.searchsorted(cu_rows, bad_rows, side="right") - 1)
@@ -184,10 +181,7 @@ def _process(
 
 
 def _op_arguments(
-    logits: torch.Tensor,
-    scale: npt.NDArray[np.float64],
-    batch: AcceptanceBatch,
-    noise: NoiseSource,
+    logits: torch.Tensor, scale: npt.NDArray[np.float64], batch: AcceptanceBatch
 ) -> dict[str, Any]:
     rules = np.array([accept_rule(s) for s in batch.sequences], dtype=np.int32)
     seeds = np.array([s.noise_seed for s in batch.sequences], dtype=np.uint64)
@@ -234,7 +228,7 @@ def _thresholds(
         return np.repeat(np.asarray(values), num_rows)
 
     return filter_thresholds(
-        logits[: int(batch.cu_rows[-1])],
+        logits,
         temperature=per_row(1.0 / scale),
         top_k=per_row(np.where(filtered, [p.top_k for p in params], 0)),
         top_p=per_row(np.where(filtered, [p.top_p for p in params], 1.0)),

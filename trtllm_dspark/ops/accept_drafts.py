@@ -53,7 +53,8 @@ def accept_drafts(
     thresholds [M]: smallest kept logit of a row (from the filter pass); None = no row is filtered
     cu_rows [R+1] int32: rows of request r; ℓ_r = cu_rows[r+1] − cu_rows[r] − 1 ≥ 0
     draft_token_ids [R, γ] int32, draft_lens [R] int32 (proposed: ℓ_r ≤ draft_lens[r] ≤ γ)
-    draft_probs [R, γ, V] q or None; sampled [R] bool: drafts were drawn from q (else q is one-hot)
+    draft_probs [≤ R, γ, V] q or None (read where sampled); sampled [R] bool: drafts were drawn from
+    q (else q is one-hot)
     rules [R] int32 (`AcceptRule`); seeds [R] int64 (the 64 bits); anchor_positions [R] int64
     accept_uniforms [R, γ] and final_uniforms [R], float64 in [0, 1): read under REJECTION only
 
@@ -189,10 +190,11 @@ def _draft_prob(
     block: _Block, who: torch.Tensor, column: int, drafts: torch.Tensor
 ) -> torch.Tensor:
     """Return q(x) of the column's drafts, float64; 1 where q is one-hot."""
-    ones = torch.ones(who.shape[0], dtype=torch.float64, device=who.device)
-    if block.probs is None or column >= block.probs.shape[1]:
-        return ones
-    return torch.where(block.sampled[who], block.probs[who, column, drafts].double(), ones)
+    q = torch.ones(who.shape[0], dtype=torch.float64, device=who.device)
+    if block.probs is not None and column < block.probs.shape[1]:
+        rows = torch.nonzero(block.sampled[who])[:, 0]
+        q[rows] = block.probs[who[rows], column, drafts[rows]].double()
+    return q
 
 
 def _final_weights(

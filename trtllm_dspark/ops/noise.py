@@ -16,7 +16,7 @@ In the Triton language: `tl.philox(seed, c0, c1, c2, c3)` with a uint64 seed and
 from __future__ import annotations
 
 import enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,30 +129,12 @@ def gumbel_row(
     return gumbel_from_bits(np.stack(words, axis=-1).reshape(-1)[:vocab_size])
 
 
-class NoiseSource(Protocol):
-    """Where acceptance takes its uniforms from; tests enumerate through another implementation."""
-
-    def accept_uniforms(
-        self, seeds: UIntArray, anchor_positions: Any, num_slots: int
-    ) -> DoubleArray:
-        """[R, num_slots] uniforms, one per draft slot of the step."""
-        ...
-
-    def final_uniforms(self, seeds: UIntArray, anchor_positions: Any) -> DoubleArray:
-        """[R] uniforms of the recovered or bonus token of the step."""
-        ...
+def accept_uniforms(seeds: UIntArray, anchor_positions: Any, num_slots: int) -> DoubleArray:
+    """Return the uniforms [R, num_slots] against which the drafts of one step are tested."""
+    positions = np.asarray(anchor_positions)[:, None]
+    return keyed_uniforms(seeds[:, None], positions, np.arange(num_slots)[None], Purpose.ACCEPT)
 
 
-class KeyedNoise:
-    """The noise source of every running system."""
-
-    def accept_uniforms(
-        self, seeds: UIntArray, anchor_positions: Any, num_slots: int
-    ) -> DoubleArray:
-        """See `NoiseSource`."""
-        positions = np.asarray(anchor_positions)[:, None]
-        return keyed_uniforms(seeds[:, None], positions, np.arange(num_slots)[None], Purpose.ACCEPT)
-
-    def final_uniforms(self, seeds: UIntArray, anchor_positions: Any) -> DoubleArray:
-        """See `NoiseSource`."""
-        return keyed_uniforms(seeds, anchor_positions, 0, Purpose.FINAL)
+def final_uniforms(seeds: UIntArray, anchor_positions: Any) -> DoubleArray:
+    """Return the uniforms [R] that draw the recovered or bonus tokens of one step."""
+    return keyed_uniforms(seeds, anchor_positions, 0, Purpose.FINAL)
