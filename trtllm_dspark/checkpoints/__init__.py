@@ -5,6 +5,10 @@ Turns what others publish into `ModelConfig`/`DrafterConfig` and tensors in the 
 Knows no torch modules, engines or servers.
 """
 
+from trtllm_dspark.checkpoints.drafter_config import resolve_drafter_config
+from trtllm_dspark.checkpoints.drafter_reader import is_unified, load_drafter
+from trtllm_dspark.checkpoints.drafter_tensors import drafter_shapes
+from trtllm_dspark.checkpoints.drafter_writer import convert_drafter, write_drafter
 from trtllm_dspark.checkpoints.hf_config import load_model_config
 from trtllm_dspark.checkpoints.hf_reader import load_target_weights
 from trtllm_dspark.checkpoints.prepare import prepare_model
@@ -13,9 +17,15 @@ from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "Tokenizer",
+    "convert_drafter",
+    "drafter_shapes",
+    "is_unified",
+    "load_drafter",
     "load_model_config",
     "load_target_weights",
     "load_tokenizer",
     "prepare_model",
+    "resolve_drafter_config",
     "target_shapes",
+    "write_drafter",
 ]

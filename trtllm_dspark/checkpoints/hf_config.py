@@ -37,7 +37,7 @@ def load_model_config(model_dir: str | Path) -> ModelConfig:
 def model_config_from_hf(data: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
     """Build a `ModelConfig` from the contents of a Hugging Face config.json."""
     architecture = _architecture(data)
-    _refuse_unsupported(data)
+    refuse_unsupported(data)
     num_heads = int(data["num_attention_heads"])
     theta, scaling = resolve_rope(data)
     return ModelConfig(
@@ -100,20 +100,8 @@ def resolve_rope(data: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     )
 
 
-def _architecture(data: Mapping[str, Any]) -> str:
-    names = data.get("architectures") or []
-    for name in names:
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
-    if not names and data.get("model_type") in _MODEL_TYPES:
-        return _MODEL_TYPES[data["model_type"]]
-    found = ", ".join(names) or f"model_type {data.get('model_type')!r}"
-    raise CheckpointError(
-        f"architecture {found} is not supported: it must be one of {', '.join(ARCHITECTURES)}"
-    )
-
-
-def _refuse_unsupported(data: Mapping[str, Any]) -> None:
+def refuse_unsupported(data: Mapping[str, Any]) -> None:
+    """Raise for a config key that asks for something the decoder layers here do not compute."""
     refusals = (
         (data.get("hidden_act", "silu") not in ("silu", "swish"), "hidden_act", "silu"),
         (bool(data.get("mlp_bias")), "mlp_bias", "false"),
@@ -129,3 +117,16 @@ def _refuse_unsupported(data: Mapping[str, Any]) -> None:
     for refused, key, allowed in refusals:
         if refused:
             raise CheckpointError(f"{key} = {data[key]!r} is not supported: it must be {allowed}")
+
+
+def _architecture(data: Mapping[str, Any]) -> str:
+    names = data.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    if not names and data.get("model_type") in _MODEL_TYPES:
+        return _MODEL_TYPES[data["model_type"]]
+    found = ", ".join(names) or f"model_type {data.get('model_type')!r}"
+    raise CheckpointError(
+        f"architecture {found} is not supported: it must be one of {', '.join(ARCHITECTURES)}"
+    )

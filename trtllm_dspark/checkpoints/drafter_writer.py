@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes drafters in the unified format, and converts published ones into it.
+
+A unified drafter is a directory with config.json (format, version, `DrafterConfig`) and
+drafter.safetensors. It is written aside and renamed once.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from trtllm_dspark.checkpoints.drafter_reader import (
+    FORMAT,
+    FORMAT_VERSION,
+    TARGET_COPIES,
+    UNIFIED_STEM,
+    is_unified,
+    load_drafter,
+)
+from trtllm_dspark.checkpoints.drafter_tensors import drafter_shapes
+from trtllm_dspark.checkpoints.hf_config import load_model_config
+from trtllm_dspark.checkpoints.hf_reader import load_target_weights
+from trtllm_dspark.checkpoints.target_tensors import EMBEDDING, LM_HEAD
+from trtllm_dspark.checkpoints.tensor_check import SafetensorsDirectory, check_tensors
+from trtllm_dspark.config import DrafterConfig, to_json_dict
+from trtllm_dspark.errors import CheckpointError
+
+
+def write_drafter(
+    output_dir: str | Path,
+    config: DrafterConfig,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a drafter in the unified format and return its directory.
+
+    `weights` are in the unified names, in the dtype they are to be stored in. `extra` goes into
+    config.json under "extra" (provenance). With `overwrite` an older unified drafter at
+    `output_dir` is replaced as a whole, never in part.
+    """
+    output = Path(output_dir)
+    if output.exists() and any(output.iterdir()) and not (overwrite and is_unified(output)):
+        raise CheckpointError(
+            f"{output} exists and is not empty: choose another directory"
+            + ("" if not is_unified(output) else ", or pass overwrite to replace the drafter in it")
+        )
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    check_tensors(found, drafter_shapes(config), f"drafter for {output}")
+    data = {"format": FORMAT, "version": FORMAT_VERSION, "drafter": to_json_dict(config)}
+    if extra:
+        data["extra"] = dict(extra)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+        staged = Path(scratch) / "drafter"
+        staged.mkdir(mode=0o755)
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        (staged / "config.json").write_text(text, encoding="utf-8")
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        path = staged / f"{UNIFIED_STEM}.safetensors"
+        save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(0o644)
+        if output.exists():
+            output.rename(Path(scratch) / "replaced")
+        staged.rename(output)
+    return output
+
+
+def convert_drafter(
+    drafter_dir: str | Path,
+    target_dir: str | Path,
+    output_dir: str | Path,
+    *,
+    label_shift: bool | None = None,
+    overwrite: bool = False,
+) -> DrafterConfig:
+    """Convert a drafter of any supported layout for the target at `target_dir`.
+
+    Copies of the target's embedding and head that the drafter carries are compared with the
+    target's own: a difference means another target, and is refused.
+    """
+    target = load_model_config(target_dir)
+    config, weights = load_drafter(drafter_dir, target, label_shift=label_shift)
+    if not is_unified(drafter_dir):
+        _check_target_copies(Path(drafter_dir), load_target_weights(target_dir, target))
+    extra = {"converted_from": Path(drafter_dir).name}
+    write_drafter(output_dir, config, weights, extra=extra, overwrite=overwrite)
+    return config
+
+
+def _check_target_copies(drafter_dir: Path, target: Mapping[str, torch.Tensor]) -> None:
+    own = {EMBEDDING: target[EMBEDDING], LM_HEAD: target.get(LM_HEAD, target[EMBEDDING])}
+    with SafetensorsDirectory(drafter_dir) as files:
+        for name in set(TARGET_COPIES) & set(files.shapes()):
+            copy = files.get(name)
+            if not torch.equal(own[name].to(copy.dtype), copy):
+                raise CheckpointError(
+                    f"drafter {drafter_dir}: its copy of {name} differs from the target's; it was "
+                    "made for another target (or another version of it)"
+                )
