@@ -8,17 +8,20 @@ token ids. A drafted slot never has survival 0, so that 0 means "not drafted" ev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.scheduling.calibration import MAX_ABS_LOGIT, Calibration
+from trtllm_dspark.scheduling.online import OnlineCalibrator, OnlineConfig
 from trtllm_dspark.types import DraftMode, FloatArray, IntArray, StepOutcome
 
 MIN_SURVIVAL = np.float32(1e-20)
 """Floor of the survival of a drafted slot: small enough never to matter, and not 0."""
-MAX_ABS_LOGIT = 12.0
-"""Calibrated logits are clipped here: no confidence is taken for a certainty."""
+PRIOR_HALF_LIFE = 256.0
+"""Drafted blocks after which a block counts half in the prior."""
 PRIOR_CONFIDENCE = 0.7
 """Neutral confidence of a slot of which nothing is known yet."""
 
@@ -52,22 +55,129 @@ def survivals_from_logits(logits: FloatArray, drafted: npt.NDArray[np.bool_]) ->
 
 
 class SurvivalEstimator:
-    """Turns confidence logits into survivals and remembers what verification revealed."""
+    """Turns confidence logits into survivals and remembers what verification revealed.
 
-    def __init__(self, num_drafts: int) -> None:
+    Per mode: the temperatures of `calibration.json`, then the online correction. Everything it
+    knows comes from finished steps, so survivals stay functions of the context and of the past.
+    """
+
+    def __init__(
+        self,
+        num_drafts: int,
+        calibration: Calibration | None = None,
+        online: OnlineConfig | None = None,
+        *,
+        learns: bool = True,
+    ) -> None:
+        """`learns` = False freezes it: temperatures only, and a constant prior."""
         if num_drafts < 0:
             raise ConfigError(f"num_drafts = {num_drafts} is not allowed: it must be ≥ 0")
+        if calibration is not None and calibration.num_drafts != num_drafts:
+            raise ConfigError(
+                f"the calibration is for γ = {calibration.num_drafts}, the drafter has "
+                f"γ = {num_drafts}; run `dspark calibrate` with this drafter"
+            )
         self.num_drafts = num_drafts
+        self.calibration = calibration or Calibration(num_drafts)
+        self.learns = learns
+        self._online = {mode: OnlineCalibrator(num_drafts, online) for mode in DraftMode}
+        self._mean_survival = {mode: self._initial_prior(mode) for mode in DraftMode}
+        self._scales: dict[DraftMode, tuple[FloatArray, FloatArray]] = {}
+        for mode in DraftMode:
+            self._refresh(mode)
 
     def survivals(
         self, confidence_logits: FloatArray, draft_lens: IntArray, modes: Sequence[DraftMode]
     ) -> FloatArray:
         """Return current survivals [R, γ] float32, non-increasing along γ, 0 where not drafted."""
-        return survivals_from_logits(confidence_logits, check_logits(confidence_logits, draft_lens))
+        drafted = check_logits(confidence_logits, draft_lens)
+        return survivals_from_logits(self._corrected(confidence_logits, modes), drafted)
+
+    def prior(self, mode: DraftMode) -> FloatArray:
+        """Return the survivals [γ] that a request without any history is given.
+
+        The mean calibrated survival of drafted blocks: all positions of a block are seen there,
+        however few of them were verified.
+        """
+        return self._mean_survival[mode]
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step (later steps only)."""
+        if not self.learns or outcome.confidence_logits is None or not outcome.drafted:
+            return
+        present = set(outcome.modes)
+        for mode in present:
+            rows = np.ones(len(outcome.modes), bool)
+            if len(present) > 1:
+                rows = np.fromiter((m is mode for m in outcome.modes), bool, len(outcome.modes))
+            self._observe_mode(mode, outcome, rows & (outcome.draft_lens > 0))
 
-    def prior(self, mode: DraftMode) -> FloatArray:
-        """Return the survivals [γ] that a request without any history is given."""
+    def drift_report(self) -> dict[str, dict[str, Any]]:
+        """Return `OnlineCalibrator.drift_report` per mode that has evidence."""
+        return {
+            mode.value: online.drift_report()
+            for mode, online in self._online.items()
+            if online.evidence.any()
+        }
+
+    def _observe_mode(
+        self, mode: DraftMode, outcome: StepOutcome, rows: npt.NDArray[np.bool_]
+    ) -> None:
+        if not rows.any() or outcome.confidence_logits is None:
+            return
+        logits = outcome.confidence_logits[rows]
+        drafted = check_logits(logits, outcome.draft_lens[rows])
+        survivals = survivals_from_logits(self._scale(logits, mode), drafted)
+        keep = 0.5 ** (len(logits) / PRIOR_HALF_LIFE)
+        self._mean_survival[mode] = (
+            keep * self._mean_survival[mode] + (1.0 - keep) * survivals.mean(axis=0)
+        ).astype(np.float32)
+        labels, weights = conditional_labels(outcome, rows, drafted)
+        scaled = np.clip(
+            logits / self.calibration.temperatures(mode), -MAX_ABS_LOGIT, MAX_ABS_LOGIT
+        )
+        self._online[mode].observe(np.where(drafted, scaled, 0.0), labels, weights)
+        self._refresh(mode)
+
+    def _corrected(self, logits: FloatArray, modes: Sequence[DraftMode]) -> FloatArray:
+        if not len(modes):
+            return logits
+        if all(mode is modes[0] for mode in modes):
+            return self._scale(logits, modes[0])
+        rows = [self._scales[mode] for mode in modes]
+        scale, offset = np.stack([a for a, _ in rows]), np.stack([b for _, b in rows])
+        return logits * scale + offset
+
+    def _scale(self, logits: FloatArray, mode: DraftMode) -> FloatArray:
+        scale, offset = self._scales[mode]
+        return logits * scale + offset
+
+    def _refresh(self, mode: DraftMode) -> None:
+        a, b = self._online[mode].corrections()
+        scale = a / self.calibration.temperatures(mode)
+        self._scales[mode] = (scale.astype(np.float32), b.astype(np.float32))
+
+    def _initial_prior(self, mode: DraftMode) -> FloatArray:
+        fitted = self.calibration.modes.get(mode)
+        if fitted is not None and len(fitted.survival_rate) == self.num_drafts:
+            return np.asarray(fitted.survival_rate, np.float32)
         return np.cumprod(np.full(self.num_drafts, PRIOR_CONFIDENCE), dtype=np.float32)
+
+
+def conditional_labels(
+    outcome: StepOutcome, rows: npt.NDArray[np.bool_], drafted: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return labels and weights [n, γ]: accepted at k given 1..k−1 accepted, where that is known.
+
+    Verified positions up to the first rejection count 1; the first dropped draft counts with its
+    acceptance probability where all verified drafts were accepted; the rest says nothing.
+    Example, γ=3: ℓ=2, A=1 → labels [1, 0, ·]; ℓ=1, A=1, dropped .4 → labels [1, .4, ·].
+    """
+    verify, accepted = outcome.verify_lens[rows][:, None], outcome.accepted_lens[rows][:, None]
+    dropped = outcome.dropped_accept_probs[rows][:, None].astype(np.float64)
+    position = np.arange(drafted.shape[1])
+    weights = (position < np.minimum(verify, accepted + 1)) & drafted
+    labels = (position < accepted).astype(np.float64)
+    free = (position == verify) & (accepted == verify) & drafted & ~np.isnan(dropped)
+    labels = np.where(free, np.clip(dropped, 0.0, 1.0), labels)
+    return labels, (weights | free).astype(np.float64)
