@@ -1,8 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per policy; importing this package registers all of them."""
+"""One file per policy (two where they share their rule); importing this registers all of them."""
 
 from __future__ import annotations
 
-from trtllm_dspark.scheduling.policies import autoregressive, fixed
+from trtllm_dspark.scheduling.policies import (
+    adaptive,
+    autoregressive,
+    baselines,
+    fixed,
+    fixed_ratio,
+    prefix,
+    ratio_bucket,
+    threshold,
+)
 
-__all__ = ["autoregressive", "fixed"]
+__all__ = [
+    "adaptive",
+    "autoregressive",
+    "baselines",
+    "fixed",
+    "fixed_ratio",
+    "prefix",
+    "ratio_bucket",
+    "threshold",
+]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step could do with its drafts and what that is worth: for every rung the expected tokens
+when it is filled with the best drafts, and its cost. Pure functions of survivals and a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_dspark.scheduling.latency_table import LatencyTable
+from trtllm_dspark.scheduling.policy import BatchView
+from trtllm_dspark.types import FloatArray, IntArray
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """The rungs a drafted step can run, ascending; O of them."""
+
+    capacities: npt.NDArray[np.int64]
+    """[O] drafts that fill the rung (fewer where no more are admissible)."""
+    gains: Vector
+    """[O] expected committed tokens: R + Σ of the best `capacities` survivals."""
+    costs: Vector
+    """[O] milliseconds that the decode rows cost (prefill rows subtracted)."""
+    thresholds: FloatArray
+    """[M, O] survival of the last draft admitted, per sample."""
+
+    def best_by_rate(self) -> int:
+        """Return the option of highest gain / cost (the smaller rung wins ties)."""
+        return int(np.argmax(self.gains / self.costs))
+
+    def best_by_value(self, rate: float) -> int:
+        """Return the option of highest gain − rate · cost (the smaller rung wins ties)."""
+        return int(np.argmax(self.gains - rate * self.costs))
+
+
+def draft_room(view: BatchView) -> int:
+    """Return how many drafts max_num_tokens leaves room for beside decode and prefill rows."""
+    return max(view.max_num_tokens - len(view.request_keys) - view.num_prefill_tokens, 0)
+
+
+def mask_caps(samples: FloatArray, caps: IntArray) -> FloatArray:
+    """Return [M, R, γ] survivals with inadmissible slots (column ≥ caps[r]) set to 0."""
+    return np.where(np.arange(samples.shape[2]) < caps[:, None], samples, np.float32(0.0))
+
+
+def gain_curve(admissible: FloatArray) -> tuple[Vector, FloatArray]:
+    """Return G [Rγ+1], G[K] = mean over samples of the top-K sum, and the sorted [M, Rγ]."""
+    flat = np.sort(-admissible.reshape(len(admissible), -1), axis=1)
+    sums = np.zeros(flat.shape[1] + 1)
+    np.cumsum(flat.mean(axis=0) if len(flat) > 1 else flat[0], dtype=np.float64, out=sums[1:])
+    return -sums, -flat
+
+
+def draft_options(
+    table: LatencyTable,
+    view: BatchView,
+    admissible: FloatArray,
+    num_admissible: int,
+    *,
+    with_empty: bool = False,
+    extra_ms: float = 0.0,
+) -> DraftOptions | None:
+    """Return the options for survivals [M, R, γ] (0 where inadmissible), None when there is none.
+
+    `with_empty` adds the drafted step that verifies nothing; `extra_ms` is added to every cost.
+    """
+    num_requests, prefill = len(view.request_keys), view.num_prefill_tokens
+    most = min(num_admissible, draft_room(view))
+    least = 0 if with_empty else 1
+    base = num_requests + prefill
+    if most < least:
+        return None
+    first, last = table.rung_index(base + least), table.rung_index(base + most)
+    capacities = np.minimum(np.asarray(table.rungs[first : last + 1]) - base, most)
+    if with_empty and (not len(capacities) or capacities[0] > 0):
+        capacities = np.concatenate([[0], capacities])
+        columns = np.concatenate([[first], np.arange(first, last + 1)])
+    else:
+        columns = np.arange(first, last + 1)
+    gains, ordered = gain_curve(admissible)
+    costs = table.costs[table.bucket_index(num_requests), columns]
+    shift = extra_ms - table.prefill_cost(num_requests, prefill)
+    return DraftOptions(
+        capacities=capacities,
+        gains=num_requests + gains[capacities],
+        costs=costs + shift,
+        thresholds=ordered[:, np.maximum(capacities - 1, 0)],
+    )

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default policy `adaptive`: before drafting it maximises Σ survival − λ·C over rungs, over the
+set of requests worth drafting for, and over not drafting at all.
+
+λ is the current long-run rate, survivals are at least two steps old; current ones only rank under
+the capacity already fixed, so {ℓ_r ≥ k} never depends on x_{r,k}: lossless in every mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_dspark.config import require
+from trtllm_dspark.scheduling.history import SurvivalHistory
+from trtllm_dspark.scheduling.latency_table import LatencyTable
+from trtllm_dspark.scheduling.options import DraftOptions, draft_options, mask_caps
+from trtllm_dspark.scheduling.policies.base import (
+    ALL_MODES,
+    PolicyBase,
+    PriorRows,
+    plan_everything,
+    plan_top,
+)
+from trtllm_dspark.scheduling.policy import BatchView, DraftDecision, Sees, register_policy
+from trtllm_dspark.scheduling.policy_options import PolicyResources, refuse_unknown_options
+from trtllm_dspark.scheduling.rates import ProbeBudget, RunningRate
+from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class AdaptiveOptions:
+    """Knobs of `adaptive`; the defaults are meant to stay."""
+
+    min_gain: float = 0.01
+    """Hysteresis: drafting starts or stops only when it pays by this share of a plain step."""
+    probe_share: float = 0.01
+    """Share of a plain run's time that probes may take (≤ 0.02)."""
+    staleness: int = 2
+    """Steps that survivals must be old before they decide anything."""
+    max_age: int = 16
+    """Steps after which a request's survivals give way to the prior."""
+    num_rows: int = 128
+    """Survival rows averaged at least: small batches look further back, up to `max_samples`."""
+    max_samples: int = 8
+    rate_half_life: float = 128.0
+    """Steps after which a step counts half in λ."""
+    rate_prior_steps: float = 4.0
+    """Weight of the present forecast in λ, in steps."""
+    choose_requests: bool = True
+    """Leave out requests whose drafts do not pay for drafting them."""
+
+    def __post_init__(self) -> None:
+        require(0.0 <= self.min_gain < 1.0, "adaptive.min_gain", self.min_gain, "in [0, 1)")
+        require(self.num_rows >= 1, "adaptive.num_rows", self.num_rows, "≥ 1")
+        require(self.max_samples >= 1, "adaptive.max_samples", self.max_samples, "≥ 1")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The best drafted step: whom to draft for, how many drafts, its value above 0 tokens."""
+
+    mask: Mask
+    capacity: int
+    value: float
+
+
+class AdaptivePolicy(PolicyBase):
+    """See the module docstring. One instance per system; it remembers finished steps."""
+
+    name = "adaptive"
+    sees = frozenset({Sees.OLD_SURVIVALS, Sees.CURRENT_RANKING})
+    covers = ALL_MODES
+
+    def __init__(self, options: AdaptiveOptions, resources: PolicyResources) -> None:
+        super().__init__(resources)
+        self.options = options
+        self.history = SurvivalHistory(options.max_samples, options.staleness, options.max_age)
+        self.priors = PriorRows(self.estimator)
+        num_buckets = len(self.table.request_buckets) if self.table else 0
+        self.rates = RunningRate(num_buckets, options.rate_half_life, options.rate_prior_steps)
+        self.probes = ProbeBudget(options.probe_share)
+        self.was_drafting = True
+        self.last_rate = float("nan")
+        """λ of the last decision, for metrics."""
+
+    def decide(self, view: BatchView) -> DraftDecision:
+        """Choose between a plain step and the best drafted one, from older knowledge only."""
+        self.history.begin_step()
+        wanted = view.draft_caps > 0
+        if self.table is None or not wanted.any():
+            return DraftDecision(draft_mask=wanted)
+        num_samples = -(-self.options.num_rows // len(wanted))
+        num_samples = min(num_samples, self.options.max_samples)
+        old = self.history.recall(view, self.priors.rows(view), num_samples)
+        old = mask_caps(old, view.draft_caps)
+        options = draft_options(
+            self.table,
+            view,
+            old,
+            int(view.draft_caps.sum()),
+            extra_ms=subset_saving(self.table, len(wanted), int(np.count_nonzero(wanted))),
+        )
+        if options is None:
+            return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
+        return self._choose(self.table, view, old, options, wanted)
+
+    def _choose(
+        self,
+        table: LatencyTable,
+        view: BatchView,
+        old: FloatArray,
+        options: DraftOptions,
+        wanted: Mask,
+    ) -> DraftDecision:
+        num_requests = len(wanted)
+        plain_ms = float(table.no_draft_ms[table.bucket_index(num_requests)])
+        rate = self._rate(table, options, num_requests, plain_ms)
+        best = options.best_by_value(rate)
+        value = float(options.gains[best] - rate * options.costs[best])
+        drafted = Candidate(wanted, int(options.capacities[best]), value)
+        if self.options.choose_requests:
+            narrowed = narrow_requests(table, view, old, options, best, rate)
+            if narrowed is not None and narrowed.value > value:
+                drafted = narrowed
+        if self._pays(drafted.value, num_requests, rate, plain_ms):
+            self.was_drafting = True
+            return DraftDecision(draft_mask=drafted.mask, capacity=drafted.capacity)
+        self.was_drafting = False
+        cheapest = int(np.argmin(options.costs))
+        if self.probes.spend(plain_ms, float(options.costs[cheapest])):
+            capacity = int(options.capacities[cheapest])
+            return DraftDecision(draft_mask=wanted, capacity=capacity, is_probe=True)
+        return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
+
+    def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
+        """Return the top-K drafts by current survival and remember the survivals."""
+        if decision.draft_mask.any():
+            self.history.record(view, decision.draft_mask, survivals)
+        if decision.capacity is None:
+            return plan_everything(view, decision)
+        return plan_top(view, decision, survivals, decision.capacity)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Add the step to the long-run rate: committed tokens over the table's cost of its rows."""
+        num_requests = len(outcome.request_keys)
+        if self.table is None or num_requests == 0:
+            return
+        if outcome.drafted:
+            num_rows = num_requests + int(outcome.verify_lens.sum())
+            cost = self.table.step_cost(num_requests, num_rows)
+            num_drafted = int(np.count_nonzero(outcome.draft_lens))
+            cost += subset_saving(self.table, num_requests, num_drafted)
+        else:
+            cost = self.table.plain_cost(num_requests)
+        if cost > 0:
+            num_tokens = num_requests + float(outcome.accepted_lens.sum())
+            self.rates.observe(self.table.bucket_index(num_requests), num_tokens, cost)
+
+    def _rate(
+        self, table: LatencyTable, options: DraftOptions, num_requests: int, plain_ms: float
+    ) -> float:
+        """λ: the long-run rate of this requests bucket, started from the present forecast."""
+        best = options.best_by_rate()
+        forecast, cost = float(options.gains[best] / options.costs[best]), options.costs[best]
+        if num_requests > forecast * plain_ms:
+            forecast, cost = num_requests / plain_ms, plain_ms
+        self.last_rate = self.rates.rate(table.bucket_index(num_requests), forecast, float(cost))
+        return self.last_rate
+
+    def _pays(self, value: float, num_requests: int, rate: float, plain_ms: float) -> bool:
+        """Whether drafting beats a plain step, with hysteresis towards what the last step did."""
+        if np.isnan(plain_ms):
+            return True
+        margin = self.options.min_gain * rate * plain_ms
+        plain_value = num_requests - rate * plain_ms
+        return value > plain_value + (-margin if self.was_drafting else margin)
+
+
+def subset_saving(table: LatencyTable, num_requests: int, num_drafted: int) -> float:
+    """Return the (negative) cost change when only `num_drafted` of the requests are drafted.
+
+    The draft part inside C(R, ·) is exchanged for the one of the subset; 0 where it is unknown.
+    """
+    if num_drafted >= num_requests:
+        return 0.0
+    change = table.draft_cost(num_drafted) - table.draft_cost(num_requests)
+    return 0.0 if np.isnan(change) else min(change, 0.0)
+
+
+def narrow_requests(
+    table: LatencyTable,
+    view: BatchView,
+    old: FloatArray,
+    options: DraftOptions,
+    best: int,
+    rate: float,
+) -> Candidate | None:
+    """Return the best step that leaves some requests undrafted, None when nothing suggests one.
+
+    With μ the survival of the last draft admitted, Σ_k max(a_{r,k} − μ, 0) is what request r brings
+    beyond the slots it takes from others. Requests are dropped while the saved draft time is worth
+    more than that; the candidate is then valued exactly.
+    """
+    wanted = view.draft_caps > 0
+    num_requests, num_wanted = len(wanted), int(np.count_nonzero(wanted))
+    sizes = [n for n in table.request_buckets if n < num_wanted]
+    if not sizes:
+        return None
+    full = subset_saving(table, num_requests, num_wanted)
+    saved_ms = np.array([full - subset_saving(table, num_requests, n) for n in sizes])
+    if saved_ms.max() <= 0.0:
+        return None
+    surplus = np.maximum(old - options.thresholds[:, best, None, None], 0.0).sum(axis=(0, 2))
+    surplus /= len(old)
+    order = np.argsort(np.where(wanted, -surplus, np.inf), kind="stable")[:num_wanted]
+    kept = np.cumsum(surplus[order], dtype=np.float64)
+    lost = kept[-1] - kept[np.asarray(sizes) - 1]
+    merit = rate * saved_ms - lost
+    if merit.max() <= 0.0:
+        return None
+    size = sizes[int(np.argmax(merit))]
+    mask = np.zeros_like(wanted)
+    mask[order[:size]] = True
+    caps = np.where(mask, view.draft_caps, 0)
+    extra = subset_saving(table, num_requests, size)
+    narrowed = draft_options(table, view, mask_caps(old, caps), int(caps.sum()), extra_ms=extra)
+    if narrowed is None:
+        return None
+    index = narrowed.best_by_value(rate)
+    value = float(narrowed.gains[index] - rate * narrowed.costs[index])
+    return Candidate(mask, int(narrowed.capacities[index]), value)
+
+
+@register_policy("adaptive")
+def create_adaptive(options: dict[str, Any], resources: PolicyResources) -> AdaptivePolicy:
+    """Build the policy from the fields of `AdaptiveOptions`."""
+    refuse_unknown_options("adaptive", options, tuple(AdaptiveOptions.__dataclass_fields__))
+    return AdaptivePolicy(AdaptiveOptions(**options), resources)
