@@ -105,8 +105,14 @@ class LatencyTable:
 
     @property
     def relative_rise(self) -> float:
-        """Largest (dearest rung / cheapest rung − 1) over the rows."""
-        return float((self.costs[:, -1] / self.costs[:, 0]).max() - 1.0)
+        """Largest rise of cost from R to R·D rows (the decode rungs) over the requests buckets."""
+        rises = []
+        for row, bucket in enumerate(self.request_buckets):
+            last = min(bucket * (self.num_drafts + 1), self.rungs[-1])
+            first = min(bucket, last)
+            cheap, dear = self.rung_index(first), self.rung_index(last)
+            rises.append(float(self.costs[row, dear] / self.costs[row, cheap]) - 1.0)
+        return max(rises)
 
     def to_json_dict(self) -> dict[str, Any]:
         """Return the documented JSON form (docs/scheduling.md); unknown cells are null."""
