@@ -15,6 +15,9 @@ import torch
 
 from trtllm_dspark.types import FloatArray
 
+_MIN_SCAN_SIZE = 4096
+"""Vocabulary from which two scans of a CPU row beat torch's top-k."""
+
 
 def token_log_probs(
     logits: torch.Tensor, scale: npt.NDArray[np.float64], token_ids: npt.NDArray[np.integer]
@@ -29,7 +32,7 @@ def token_log_probs(
 
 def top2_gaps(logits: torch.Tensor, rows: npt.NDArray[np.integer]) -> FloatArray:
     """Return the difference between the best and the second logit of some rows; 0 is a tie."""
-    if logits.device.type != "cpu":
+    if logits.device.type != "cpu" or logits.shape[1] < _MIN_SCAN_SIZE:
         best = logits[torch.from_numpy(rows).to(logits.device)].topk(min(2, logits.shape[1]))[0]
         return (best[:, 0] - best[:, -1]).float().cpu().numpy()
     table = logits.detach().numpy()

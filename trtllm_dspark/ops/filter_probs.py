@@ -80,7 +80,7 @@ def filter_probs(
     thresholds = filter_thresholds(
         logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    scale = torch.as_tensor(inverse, dtype=logits.dtype, device=logits.device)
+    scale = torch.tensor(inverse, dtype=logits.dtype, device=logits.device)
     probs = filtered_weights(logits, scale, thresholds)
     probs /= probs.sum(dim=-1, keepdim=True)
     if is_greedy.any():
@@ -163,7 +163,7 @@ def _sorted_thresholds(
     """All rows at once by one full sort: any device, no host synchronisation."""
 
     def column(values: npt.NDArray[np.float64]) -> torch.Tensor:
-        return torch.as_tensor(values, device=logits.device)[:, None]
+        return torch.tensor(values, device=logits.device)[:, None]
 
     ordered = logits.sort(dim=-1, descending=True).values
     k = column(np.where(top_k == 0, logits.shape[1], top_k)).long()

@@ -110,14 +110,13 @@ def keyed_uniforms(seeds: Any, positions: Any, slots: Any, purpose: Purpose) -> 
     return uniform_from_bits(word0, word1)
 
 
-def gumbel_at(seed: int, position: int, slot: int, purpose: Purpose, token_ids: Any) -> DoubleArray:
-    """Return the Gumbel noise of some vocabulary indices (any order) under one key."""
+def gumbel_at(
+    seeds: Any, positions: Any, slots: Any, purpose: Purpose, token_ids: Any
+) -> DoubleArray:
+    """Return the Gumbel noise of single vocabulary indices; seeds … token_ids broadcast to [n]."""
     ids = np.asarray(token_ids, dtype=np.uint64)
-    lanes, word_ids = ids >> np.uint64(2), (ids & np.uint64(3)).astype(np.intp)
-    words = np.stack(
-        np.broadcast_arrays(*philox(np.uint64(seed), (lanes, position, slot, int(purpose))))
-    )
-    return gumbel_from_bits(np.take_along_axis(words, word_ids[None], axis=0)[0])
+    words = philox(seeds, (ids >> np.uint64(2), positions, slots, int(purpose)))
+    return gumbel_from_bits(np.choose((ids & np.uint64(3)).astype(np.intp), words))
 
 
 def gumbel_row(

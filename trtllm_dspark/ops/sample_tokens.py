@@ -7,8 +7,6 @@ latter is what coupled requests need, because its noise can be shared between dr
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,6 +15,9 @@ from trtllm_dspark.ops import noise
 
 _PRUNING_MARGIN = noise.GUMBEL_MAX - noise.GUMBEL_MIN
 """A token this far below the best one cannot win: Gumbels made of 32 bits are bounded."""
+
+_SHORT_ROW = 512
+"""Kept tokens up to which a row's noise is drawn together with that of other rows."""
 
 
 def sample_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -49,13 +50,16 @@ def sample_gumbel(
     """
     table = logits.detach().cpu().numpy()
     scales = scale.detach().cpu().double().numpy()
-    edges = None if thresholds is None else thresholds.detach().cpu().numpy()
-    picked = np.empty(len(table), dtype=np.int64)
-    for i, row in enumerate(table):
-        edge = float(row.max()) - _PRUNING_MARGIN / scales[i]
-        edge = edge if edges is None else max(edge, float(edges[i]))
-        picked[i] = _gumbel_argmax(row, scales[i], edge, int(seeds[i]), int(positions[i]))
-    return torch.from_numpy(picked).to(logits.device)
+    edges = table.max(axis=1).astype(np.float64) - _PRUNING_MARGIN / scales
+    if thresholds is not None:
+        edges = np.maximum(edges, thresholds.detach().cpu().numpy())
+    kept = [np.nonzero(row >= edge)[0] for row, edge in zip(table, edges, strict=True)]
+    gumbels = _gumbels(kept, seeds, positions, table.shape[1])
+    picked = [
+        ids[np.argmax(row[ids].astype(np.float64) * by + g)]
+        for ids, row, by, g in zip(kept, table, scales, gumbels, strict=True)
+    ]
+    return torch.tensor(picked, dtype=torch.int64, device=logits.device)
 
 
 def sample_drafts(
@@ -81,13 +85,31 @@ def sample_drafts(
     return ids
 
 
-def _gumbel_argmax(
-    row: npt.NDArray[np.floating], scale: float, edge: float, seed: int, position: int
-) -> int:
-    is_kept = row >= edge if edge > -math.inf else np.ones(row.shape, dtype=np.bool_)
-    kept = np.nonzero(is_kept)[0]
-    if kept.size < row.size // 4:
-        gumbels = noise.gumbel_at(seed, position, 0, noise.Purpose.COUPLED, kept)
-    else:
-        gumbels = noise.gumbel_row(seed, position, 0, noise.Purpose.COUPLED, row.size)[kept]
-    return int(kept[np.argmax(row[kept].astype(np.float64) * scale + gumbels)])
+def _gumbels(
+    kept: list[npt.NDArray[np.intp]],
+    seeds: npt.NDArray[np.uint64],
+    positions: npt.NDArray[np.integer],
+    vocab_size: int,
+) -> list[npt.NDArray[np.float64]]:
+    """Return the coupled noise of each row's kept ids: short rows in one call, long ones whole."""
+    sizes = np.array([ids.size for ids in kept], dtype=np.int64)
+    is_short = sizes < max(vocab_size // 4, _SHORT_ROW)
+    short = np.nonzero(is_short)[0]
+    gumbels: list[npt.NDArray[np.float64]] = [np.empty(0)] * len(kept)
+    if short.size:
+        counts = sizes[short]
+        flat = noise.gumbel_at(
+            np.repeat(seeds[short], counts),
+            np.repeat(positions[short], counts),
+            0,
+            noise.Purpose.COUPLED,
+            np.concatenate([kept[i] for i in short]),
+        )
+        for i, part in zip(short, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
+            gumbels[i] = part
+    for i in np.nonzero(~is_short)[0]:
+        row = noise.gumbel_row(
+            int(seeds[i]), int(positions[i]), 0, noise.Purpose.COUPLED, vocab_size
+        )
+        gumbels[i] = row[kept[i]]
+    return gumbels
