@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models `ensemble` and `tensorrt_llm_bls`: text in, text out, by calling `preprocessing` and
+`tensorrt_llm` through the server. One thread per running request, one that watches for cancelled
+clients. (A server-side ensemble cannot pass a cancellation on to a step that runs; this can.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_dspark.serving.inputs import (
+    Tensors,
+    read_text,
+    read_words,
+    refuse_batches,
+    refuse_unknown_parameters,
+    refuse_unsupported,
+)
+from trtllm_dspark.serving.model_parameters import ModelParameters, parse_model_args
+from trtllm_dspark.serving.tensors import BLS_INPUTS, InputSpec, find_refused
+from trtllm_dspark.serving.triton_io import (
+    backend,
+    configure_logging,
+    read_tensors,
+    send_empty_final,
+    send_error,
+)
+
+logger = logging.getLogger(__name__)
+
+HANDLE_PARAMETER = "dspark_handle"
+TEXT_PARAMETERS = ("tensorrt_llm_model_name", "preprocessing_model_name", "max_threads")
+CANCEL_POLL_S = 0.02
+"""How often running requests are asked whether their client is gone."""
+
+_REFUSED = find_refused(BLS_INPUTS)
+_SPECS: dict[str, InputSpec] = {spec.name: spec for spec in BLS_INPUTS}
+_PREPROCESSING_NAMES = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "apply_chat_template": "APPLY_CHAT_TEMPLATE",
+}
+_FROM_PREPROCESSING = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+}
+
+
+@dataclass(eq=False)
+class TextCall:
+    """One running request of a text model."""
+
+    tensors: Mapping[str, npt.NDArray]
+    sender: Any
+    request_id: str
+    timeout_us: int
+    wanted: tuple[str, ...]
+    handle: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_stopped: bool = False
+
+
+def check_text_inputs(tensors: Tensors) -> None:
+    """Refuse what needs no tokenizer to be refused, under the names that the client used."""
+    refuse_batches(tensors, "text_input")
+    refuse_unsupported(tensors, _REFUSED)
+    read_text(tensors, "text_input")
+    for name in ("stop_words", "bad_words", "embedding_bias_words"):
+        read_words(tensors, name)
+
+
+def engine_inputs(tensors: Tensors) -> dict[str, npt.NDArray]:
+    """Options that go to the engine model as they are, under its names, batch dimension first."""
+    return {
+        _SPECS[name].text_name: with_batch(array)
+        for name, array in tensors.items()
+        if _SPECS[name].text_name and name not in _REFUSED
+    }
+
+
+def with_batch(array: npt.NDArray) -> npt.NDArray:
+    """[1, n] form of a request's vector or scalar."""
+    return array.reshape(1, -1)
+
+
+class TextModel:
+    """What `ensemble/1/model.py` and `tensorrt_llm_bls/1/model.py` expose as TritonPythonModel."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read parameters and start the threads."""
+        configure_logging()
+        _, parameters = parse_model_args(args)
+        parameters.log_unused(TEXT_PARAMETERS)
+        self._engine = parameters.text("tensorrt_llm_model_name", "tensorrt_llm")
+        self._preprocessing = parameters.text("preprocessing_model_name", "preprocessing")
+        self._pool = ThreadPoolExecutor(_num_threads(parameters), "dspark-text")
+        self._calls: set[TextCall] = set()
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="dspark-cancel", daemon=True)
+        self._watcher.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Give each request a thread; answers come from there."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                refuse_unknown_parameters(request.parameters())
+                call = TextCall(
+                    tensors=read_tensors(request),
+                    sender=sender,
+                    request_id=request.request_id(),
+                    timeout_us=request.timeout(),
+                    wanted=tuple(request.requested_output_names()),
+                )
+                check_text_inputs(call.tensors)
+                with self._lock:
+                    self._calls.add(call)
+                self._pool.submit(self._serve, call)
+            except Exception as error:
+                send_error(sender, error)
+
+    def finalize(self) -> None:
+        """Finish what runs, then end the threads."""
+        self._pool.shutdown(wait=True)
+        self._is_closed.set()
+        self._watcher.join()
+
+    def _serve(self, call: TextCall) -> None:
+        try:
+            self._forward(call, self._preprocess(call))
+        except _ModelError as error:
+            self._fail(call, error.error)
+        except Exception as error:
+            send_error(call.sender, error)
+        finally:
+            with self._lock:
+                self._calls.discard(call)
+
+    def _preprocess(self, call: TextCall) -> dict[str, Any]:
+        """Tensors of `preprocessing` under the engine's names."""
+        pb = backend()
+        inputs = [
+            pb.Tensor(name, with_batch(call.tensors[text_name]))
+            for text_name, name in _PREPROCESSING_NAMES.items()
+            if text_name in call.tensors
+        ]
+        response = pb.InferenceRequest(
+            model_name=self._preprocessing,
+            inputs=inputs,
+            request_id=call.request_id,
+            requested_output_names=list(_FROM_PREPROCESSING),
+        ).exec()
+        if response.has_error():
+            raise _ModelError(response.error())
+        found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        return {name: found[key] for key, name in _FROM_PREPROCESSING.items() if key in found}
+
+    def _forward(self, call: TextCall, prompt: Mapping[str, npt.NDArray]) -> None:
+        """Call the engine and pass each of its responses on, the last with the final flag."""
+        pb = backend()
+        tensors = {**engine_inputs(call.tensors), **prompt}
+        request = pb.InferenceRequest(
+            model_name=self._engine,
+            inputs=[pb.Tensor(n, a) for n, a in tensors.items() if a.size],
+            request_id=call.request_id,
+            requested_output_names=_engine_outputs(call.wanted),
+            parameters={HANDLE_PARAMETER: call.handle},
+            timeout=call.timeout_us,
+        )
+        is_over = False
+        for response in request.exec(decoupled=True):
+            if is_over:
+                continue
+            if response.has_error():
+                raise _ModelError(response.error())
+            found = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if not found:
+                continue
+            is_over = bool(found["finish_reason"].as_numpy().reshape(-1)[0])
+            call.sender.send(
+                pb.InferenceResponse(output_tensors=_text_outputs(found, call.wanted)),
+                flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_over else 0,
+            )
+        if not is_over:
+            send_empty_final(call.sender)
+
+    def _fail(self, call: TextCall, error: Any) -> None:
+        pb = backend()
+        call.sender.send(
+            pb.InferenceResponse(error=pb.TritonError(error.message(), error.code())),
+            flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(CANCEL_POLL_S):
+            with self._lock:
+                calls = [call for call in self._calls if not call.is_stopped]
+            for call in calls:
+                try:
+                    if call.sender.is_cancelled():
+                        call.is_stopped = True
+                        self._stop(call)
+                except Exception:
+                    logger.exception("a cancelled request could not be stopped")
+
+    def _stop(self, call: TextCall) -> None:
+        """Have the engine model end this call's request."""
+        pb = backend()
+        one = np.ones((1, 1), np.int32)
+        request = pb.InferenceRequest(
+            model_name=self._engine,
+            inputs=[
+                pb.Tensor("stop", np.ones((1, 1), np.bool_)),
+                pb.Tensor("input_lengths", one),
+                pb.Tensor("request_output_len", one),
+            ],
+            requested_output_names=["finish_reason"],
+            parameters={HANDLE_PARAMETER: call.handle},
+        )
+        for _ in request.exec(decoupled=True):
+            pass
+
+
+class _ModelError(Exception):
+    """A called model answered with an error."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__(error.message())
+        self.error = error
+
+
+def _num_threads(parameters: ModelParameters) -> int:
+    """Threads at most; requests that run or wait in the engine's queue each hold one."""
+    return parameters.number("max_threads", max(512, 4 * parameters.max_batch_size))
+
+
+def _engine_outputs(wanted: tuple[str, ...]) -> list[str]:
+    names = {"output_text" if name == "text_output" else name for name in wanted}
+    return sorted(names | {"finish_reason"})
+
+
+def _text_outputs(found: Mapping[str, Any], wanted: tuple[str, ...]) -> list[Any]:
+    pb = backend()
+    tensors = [found[name] for name in wanted if name in found]
+    if "text_output" in wanted:
+        tensors.append(pb.Tensor("text_output", found["output_text"].as_numpy().reshape(-1)))
+    return tensors
