@@ -22,7 +22,7 @@ from trtllm_dspark.decoding.sampling import (
     has_filters,
     inverse_temperatures,
     needs_processing,
-    process_logits,
+    process_logits_,
 )
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.ops import noise
@@ -169,8 +169,8 @@ def _process(
     for r in chosen:
         sequence = batch.sequences[r]
         rows = slice(int(batch.cu_rows[r]), int(batch.cu_rows[r + 1]))
-        processed[rows] = process_logits(
-            logits[rows],
+        process_logits_(
+            processed[rows],
             sequence.params,
             sequence.token_ids,
             sequence.num_prompt_tokens,

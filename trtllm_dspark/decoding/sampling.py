@@ -27,6 +27,7 @@ __all__ = [
     "inverse_temperatures",
     "needs_processing",
     "process_logits",
+    "process_logits_",
 ]
 
 
@@ -59,17 +60,32 @@ def process_logits(
     logits [n, V]: row j follows token_ids (prompt + output, the anchor last) + draft_ids[:j], so
     n ≤ len(draft_ids) + 1. The result is *after* temperature (temperature 0 counts as 1). A row of
     which the masks would leave nothing keeps its unmasked values: masks never make a request fail.
+    Ids outside the vocabulary are ignored.
     """
-    drafts = np.asarray(draft_ids, dtype=np.int32)[: logits.shape[0] - 1]
     rows = logits.clone()
-    if params.logit_bias:
-        ids, biases = zip(*params.logit_bias, strict=True)
-        index = torch.tensor(ids, device=rows.device)
-        rows[:, index] += torch.tensor(biases, dtype=rows.dtype, device=rows.device)
-    rows *= float(inverse_temperatures(params.temperature))
+    process_logits_(rows, params, token_ids, num_prompt_tokens, draft_ids)
+    return rows
+
+
+def process_logits_(
+    rows: torch.Tensor,
+    params: SamplingParams,
+    token_ids: IntArray,
+    num_prompt_tokens: int,
+    draft_ids: Sequence[int] | IntArray = (),
+) -> None:
+    """Do what `process_logits` does in place."""
+    vocab_size = rows.shape[1]
+    drafts = np.asarray(draft_ids, dtype=np.int32)[: rows.shape[0] - 1]
+    for token, bias in params.logit_bias:
+        if 0 <= token < vocab_size:
+            rows[:, token] += bias
+    scale = float(inverse_temperatures(params.temperature))
+    if scale != 1.0:
+        rows *= scale
     if _has_penalties(params):
         _penalise_(rows, params, token_ids, drafts)
-    return _mask(rows, params, token_ids, num_prompt_tokens, drafts)
+    _mask_(rows, params, token_ids, len(token_ids) - num_prompt_tokens, drafts)
 
 
 def bad_next_ids(
@@ -103,39 +119,38 @@ def _penalise_(
     rows: torch.Tensor, params: SamplingParams, token_ids: IntArray, drafts: IntArray
 ) -> None:
     """Apply the penalties; row j counts token_ids and drafts[:j]."""
-    full = np.concatenate([token_ids, drafts])
-    full = np.where((full >= 0) & (full < rows.shape[1]), full, 0)
-    ids, inverse = np.unique(full, return_inverse=True)
-    base = np.bincount(inverse[: len(token_ids)], minlength=len(ids))
-    counts = np.tile(base, (rows.shape[0], 1))
-    for j in range(1, rows.shape[0]):
-        counts[j:, inverse[len(token_ids) + j - 1]] += 1
-    index = torch.from_numpy(ids).to(rows.device)
-    times = torch.from_numpy(counts).to(device=rows.device, dtype=rows.dtype)
+    ids, places = np.unique(np.concatenate([token_ids, drafts]), return_inverse=True)
+    counts = np.tile(np.bincount(places[: len(token_ids)], minlength=len(ids)), (rows.shape[0], 1))
+    for j, place in enumerate(places[len(token_ids) :]):
+        counts[j + 1 :, place] += 1
+    is_known = (ids >= 0) & (ids < rows.shape[1])
+    index = torch.from_numpy(ids[is_known].astype(np.int64)).to(rows.device)
+    times = torch.from_numpy(counts[:, is_known]).to(device=rows.device, dtype=rows.dtype)
     old = rows[:, index]
     new = torch.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
-    new = new - params.presence_penalty - params.frequency_penalty * times
+    new -= params.presence_penalty + params.frequency_penalty * times
     rows[:, index] = torch.where(times > 0, new, old)
 
 
-def _mask(
+def _mask_(
     rows: torch.Tensor,
     params: SamplingParams,
     token_ids: IntArray,
-    num_prompt_tokens: int,
+    num_output_tokens: int,
     drafts: IntArray,
-) -> torch.Tensor:
+) -> None:
     """Ban end ids until min_tokens exist, and the last ids of matching bad words."""
-    num_output_tokens = len(token_ids) - num_prompt_tokens
+    if not params.bad_token_ids and num_output_tokens >= params.min_tokens:
+        return
     for j in range(rows.shape[0]):
         banned = bad_next_ids(params.bad_token_ids, token_ids, drafts[:j])
         if num_output_tokens + j < params.min_tokens:
             banned += _end_ids(params)
-        banned = [token for token in banned if 0 <= token < rows.shape[1]]
-        if not banned:
+        known = [token for token in set(banned) if 0 <= token < rows.shape[1]]
+        if not known:
             continue
-        masked = rows[j].clone()
-        masked[torch.tensor(banned, device=rows.device)] = -math.inf
-        if float(masked.amax()) > -math.inf:
-            rows[j] = masked
-    return rows
+        index = torch.tensor(known, device=rows.device)
+        kept = rows[j, index].clone()
+        rows[j, index] = -math.inf
+        if float(rows[j].amax()) == -math.inf:
+            rows[j, index] = kept
