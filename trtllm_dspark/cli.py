@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dspark`: one table of subcommands, each a module with `main(argv) -> int`, imported when called.
+
+Exit codes: 0 ok, 1 a check failed or the machine did, 2 a bad configuration or request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtllm_dspark._version import __version__
+from trtllm_dspark.errors import ConfigError, DSparkError, InvalidRequestError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command("trtllm_dspark.serving.demo", "prepare a model, serve it, stream some answers"),
+    "prepare": Command("trtllm_dspark.checkpoints.prepare_command", "make a model directory"),
+    "serve": Command("trtllm_dspark.serving.serve_command", "run Triton on a model directory"),
+    "generate": Command("trtllm_dspark.serving.generate", "answer one prompt without a server"),
+    "generate-data": Command(
+        "trtllm_dspark.training.generate_data", "let the target write training answers"
+    ),
+}
+
+
+def usage() -> str:
+    """The top-level help text."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return (
+        f"dspark {__version__}: lossless, load-aware speculative decoding behind Triton\n\n"
+        "usage: dspark COMMAND [options]   (dspark COMMAND --help tells more)\n\n"
+        + "\n".join(lines)
+        + "\n\nexample: dspark demo\n"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; expected errors become one line on stderr and an exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(__version__)
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"dspark: {name!r} is not a command\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        return int(importlib.import_module(COMMANDS[name].module).main(rest))
+    except (ConfigError, InvalidRequestError) as error:
+        print(f"dspark {name}: {error}", file=sys.stderr)
+        return 2
+    except DSparkError as error:
+        print(f"dspark {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"dspark {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
