@@ -19,12 +19,13 @@ from pathlib import Path
 
 import triton
 from dspark_plugins.heuristics import SHARED_MEMORY_LIMIT
-from dspark_plugins.variants import KernelVariant, list_variants
+from dspark_plugins.kernel_variant import KernelVariant
+from dspark_plugins.paged_variants import list_paged_variants
+from dspark_plugins.sampling_variants import list_sampling_variants
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CAPABILITIES = (80, 90, 100, 120)
-SPILL_TEXT = "spilled"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,16 @@ class CompiledKernel:
         """Why this kernel must not ship; empty when it may."""
         found = []
         if self.spill_bytes:
-            found.append(f"{SPILL_TEXT} {self.spill_bytes} bytes per thread")
+            found.append(f"spilled {self.spill_bytes} bytes per thread")
         limit = SHARED_MEMORY_LIMIT.get(self.capability)
         if limit is not None and self.shared_bytes > limit:
             found.append(f"{self.shared_bytes} bytes of shared memory exceed {limit}")
         return found
+
+
+def list_variants() -> list[KernelVariant]:
+    """Every specialisation of every kernel, in a fixed order."""
+    return [*list_paged_variants(), *list_sampling_variants()]
 
 
 def compile_variant(variant: KernelVariant, capability: int) -> CompiledKernel:

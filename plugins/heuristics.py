@@ -103,7 +103,19 @@ def choose_num_splits(
     return max(min(ceil_div(max_kv_rows, share), MAX_SPLITS, bound), 1)
 
 
-def choose_vocabulary_tile(num_requests: int, rank: int) -> tuple[int, int]:
-    """(rows, columns) of one Markov tile: all requests of a tile share one read of W2's columns."""
+@dataclass(frozen=True)
+class VocabularyTile:
+    """Compile-time shape of one vocabulary tile."""
+
+    num_requests: int
+    num_tokens: int
+    num_warps: int
+
+
+def choose_vocabulary_tile(num_requests: int, rank: int) -> VocabularyTile:
+    """Tile of `markov_tile`: the requests of a tile share one read of W2's columns.
+
+    Tiles of 64 requests take 8 warps: logits, weights and scores of one thread fit its registers.
+    """
     rows = min(max(next_power_of_2(num_requests), 16), 64)
-    return rows, 128 if rank <= 256 else 64
+    return VocabularyTile(rows, 128 if rank <= 256 else 64, 8 if rows == 64 else 4)

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The specialisations that are compiled ahead of time: kernel, argument types, compile-time values.
+"""The specialisations of the paged kernels that are compiled ahead of time.
 
-Shapes are those of the models this project serves (SmolLM2-135M, Qwen3-4B/8B). Importing this file
-imports the kernels, hence Triton-language; it needs no GPU.
+Importing this file imports the kernels, hence Triton-language; it needs no GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import triton.language as tl
 from dspark_plugins.heuristics import SPLIT_ALIGN, choose_attention_tiles, next_power_of_2
+from dspark_plugins.kernel_variant import QWEN3_8B, SMOLLM2, HeadSpec, KernelVariant
 from dspark_plugins.kernels.kv_append import kv_append_kernel
 from dspark_plugins.kernels.ragged_attention import (
     ragged_verify_attention_kernel,
@@ -20,40 +19,8 @@ from dspark_plugins.kernels.ragged_attention import (
 )
 
 
-@dataclass(frozen=True)
-class KernelVariant:
-    """One specialisation of one kernel."""
-
-    op: str
-    name: str
-    kernel: Any
-    """The `triton.jit` function."""
-    argument_types: dict[str, str]
-    """Type of every run-time argument, in order: `*bf16`, `i32`, …"""
-    constants: dict[str, Any]
-    """Value of every compile-time argument."""
-    num_warps: int = 4
-    num_stages: int = 3
-    capabilities: tuple[int, ...] = field(default=(80, 90, 100, 120))
-    """Targets this variant is meant for (tile shapes depend on the target)."""
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """Attention heads of a model family."""
-
-    name: str
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-SMOLLM2 = HeadSpec("smollm2_135m", 9, 3, 64)
-QWEN3_8B = HeadSpec("qwen3_8b", 32, 8, 128)
-
-
-def list_variants() -> list[KernelVariant]:
-    """Every specialisation, in a fixed order."""
+def list_paged_variants() -> list[KernelVariant]:
+    """Every specialisation of `kv_append_` and the attention pair, in a fixed order."""
     return [*_kv_append_variants(), *_attention_variants(), *_reduce_variants()]
 
 
