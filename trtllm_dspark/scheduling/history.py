@@ -18,8 +18,9 @@ NEVER = -(1 << 40)
 class SurvivalHistory:
     """A ring of the last survivals of every request.
 
-    Step t may recall what was recorded in steps ≤ t − `staleness`. Records older than `max_age`
-    steps give way to the prior.
+    Step t may recall what was recorded in steps ≤ t − `staleness`. The newest of these stays until
+    a newer one comes: forgetting it would mean trying hopeless requests again and again. Further
+    samples older than `max_age` steps give way.
     """
 
     def __init__(self, num_samples: int, staleness: int = 2, max_age: int = 64) -> None:
@@ -53,7 +54,7 @@ class SurvivalHistory:
     def recall(self, view: BatchView, prior: FloatArray, num_samples: int = 1) -> FloatArray:
         """Return [M, R, γ]: the newest M admissible samples of every request, newest first.
 
-        prior [R, γ] stands in where nothing admissible is left; a request with fewer samples than M
+        prior [R, γ] stands in for a request without any; a request with fewer fresh samples than M
         fills up with the mean of its newest sample and the prior.
         """
         slots = self._slots_for(view)
@@ -64,12 +65,13 @@ class SurvivalHistory:
         if num_samples == 1:
             column = (counts - 1 - skip) % self._depth
             steps = self._steps[slots, column]
-            fresh = (steps <= barrier) & (steps >= self.step - self.max_age)
-            return np.where(fresh[:, None], self._values[slots, column], prior)[None]
+            known = (steps <= barrier) & (steps != NEVER)
+            return np.where(known[:, None], self._values[slots, column], prior)[None]
         back_by = skip + np.arange(num_samples)[:, None]
         column = (counts - 1 - back_by) % self._depth
         steps = self._steps[slots, column]
         fresh = (steps <= barrier) & (steps >= self.step - self.max_age) & (back_by < self._depth)
+        fresh[0] = (steps[0] <= barrier) & (steps[0] != NEVER)
         values = self._values[slots, column]
         stand_in = np.where(fresh[0][:, None], 0.5 * (values[0] + prior), prior)
         return np.where(fresh[..., None], values, stand_in)

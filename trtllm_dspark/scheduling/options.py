@@ -28,7 +28,7 @@ class DraftOptions:
     costs: Vector
     """[O] milliseconds that the decode rows cost (prefill rows subtracted)."""
     thresholds: FloatArray
-    """[M, O] survival of the last draft admitted, per sample."""
+    """[M, O] survival of the first draft left out, per sample; 0 where none is."""
 
     def best_by_rate(self) -> int:
         """Return the option of highest gain / cost (the smaller rung wins ties)."""
@@ -90,5 +90,9 @@ def draft_options(
         capacities=capacities,
         gains=num_requests + gains[capacities],
         costs=costs + shift,
-        thresholds=ordered[:, np.maximum(capacities - 1, 0)],
+        thresholds=np.where(
+            capacities < ordered.shape[1],
+            ordered[:, np.minimum(capacities, ordered.shape[1] - 1)],
+            np.float32(0.0),
+        ),
     )

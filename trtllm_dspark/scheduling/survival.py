@@ -22,8 +22,10 @@ MIN_SURVIVAL = np.float32(1e-20)
 """Floor of the survival of a drafted slot: small enough never to matter, and not 0."""
 PRIOR_HALF_LIFE = 256.0
 """Drafted blocks after which a block counts half in the prior."""
-PRIOR_CONFIDENCE = 0.7
-"""Neutral confidence of a slot of which nothing is known yet."""
+PRIOR_BLOCKS = 16.0
+"""Blocks that the initial prior is worth: it gives way quickly."""
+PRIOR_CONFIDENCE = 0.8
+"""Confidence of a slot of which nothing is known yet: hopeful, so that drafting gets its chance."""
 
 
 def check_logits(confidence_logits: FloatArray, draft_lens: IntArray) -> npt.NDArray[np.bool_]:
@@ -82,6 +84,7 @@ class SurvivalEstimator:
         self.learns = learns
         self._online = {mode: OnlineCalibrator(num_drafts, online) for mode in DraftMode}
         self._mean_survival = {mode: self._initial_prior(mode) for mode in DraftMode}
+        self._blocks = dict.fromkeys(DraftMode, PRIOR_BLOCKS)
         self._scales: dict[DraftMode, tuple[FloatArray, FloatArray]] = {}
         for mode in DraftMode:
             self._refresh(mode)
@@ -128,16 +131,20 @@ class SurvivalEstimator:
         logits = outcome.confidence_logits[rows]
         drafted = check_logits(logits, outcome.draft_lens[rows])
         survivals = survivals_from_logits(self._scale(logits, mode), drafted)
-        keep = 0.5 ** (len(logits) / PRIOR_HALF_LIFE)
-        self._mean_survival[mode] = (
-            keep * self._mean_survival[mode] + (1.0 - keep) * survivals.mean(axis=0)
-        ).astype(np.float32)
+        self._learn_prior(mode, survivals)
         labels, weights = conditional_labels(outcome, rows, drafted)
         scaled = np.clip(
             logits / self.calibration.temperatures(mode), -MAX_ABS_LOGIT, MAX_ABS_LOGIT
         )
         self._online[mode].observe(np.where(drafted, scaled, 0.0), labels, weights)
         self._refresh(mode)
+
+    def _learn_prior(self, mode: DraftMode, survivals: FloatArray) -> None:
+        count = len(survivals)
+        self._blocks[mode] = 0.5 ** (count / PRIOR_HALF_LIFE) * self._blocks[mode] + count
+        share = np.float32(count / self._blocks[mode])
+        mean = self._mean_survival[mode]
+        self._mean_survival[mode] = mean + share * (survivals.mean(axis=0) - mean)
 
     def _corrected(self, logits: FloatArray, modes: Sequence[DraftMode]) -> FloatArray:
         if not len(modes):

@@ -53,17 +53,18 @@ def test_a_new_request_gets_the_prior_beside_old_ones_in_any_order() -> None:
     assert play(history, [1, 3], 0.3) == [[0.2, 0.2]]
 
 
-def test_requests_that_were_not_drafted_keep_their_last_survivals_until_they_are_too_old() -> None:
-    history = SurvivalHistory(1, staleness=1, max_age=3)
+def test_the_newest_survivals_of_an_undrafted_request_stay_and_its_older_ones_expire() -> None:
+    history = SurvivalHistory(2, staleness=1, max_age=3)
     view = make_view([1, 1], rungs=(8,), num_drafts=1)
     prior = np.full((2, 1), PRIOR, np.float32)
     seen = []
-    for step in range(6):
+    for step in range(7):
         history.begin_step()
-        seen.append(round(float(history.recall(view, prior)[0, 0, 0]), 4))
-        only_second = np.array([step == 0, True])
-        history.record(view, only_second, np.full((2, 1), 0.1, np.float32))
-    assert seen == [PRIOR, 0.1, 0.1, 0.1, PRIOR, PRIOR]
+        seen.append(np.round(history.recall(view, prior, 2)[:, 0, 0].astype(float), 4).tolist())
+        only_second = np.array([step < 2, True])
+        history.record(view, only_second, np.full((2, 1), 0.1 + 0.1 * step, np.float32))
+    kept, expired = [0.2, 0.1], [0.2, 0.35]
+    assert seen == [[PRIOR, PRIOR], [0.1, 0.3], kept, kept, expired, expired, expired]
 
 
 def test_memory_does_not_grow_with_the_number_of_requests_ever_seen() -> None:

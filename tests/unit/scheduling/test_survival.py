@@ -191,8 +191,8 @@ def test_the_prior_is_the_mean_survival_of_drafted_blocks_verified_or_not() -> N
         estimator.observe(make_outcome([0] * 64, [0] * 64, draft_lens=[2] * 64, logits=logits))
     expected = np.cumprod(sigmoid(np.array([2.0, 0.0])))
     np.testing.assert_allclose(estimator.prior(GREEDY), expected, atol=0.01)
-    assert start == pytest.approx([0.7, 0.49])
-    assert estimator.prior(SAMPLED) == pytest.approx([0.7, 0.49])
+    assert start == pytest.approx([0.8, 0.64])
+    assert estimator.prior(SAMPLED) == pytest.approx([0.8, 0.64])
 
 
 def test_the_prior_starts_from_the_calibration_file_where_there_is_one() -> None:
@@ -209,7 +209,7 @@ def test_plain_steps_and_a_frozen_estimator_learn_nothing() -> None:
     live.observe(make_outcome([0] * 64, [0] * 64, drafted=False))
     for estimator in (frozen, live):
         assert estimator.drift_report() == {}
-        assert estimator.prior(GREEDY) == pytest.approx([0.7])
+        assert estimator.prior(GREEDY) == pytest.approx([0.8])
 
 
 def test_a_drafter_without_a_confidence_head_gets_usable_confidences() -> None:

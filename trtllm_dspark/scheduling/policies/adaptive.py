@@ -43,8 +43,8 @@ class AdaptiveOptions:
     """Share of a plain run's time that probes may take (≤ 0.02)."""
     staleness: int = 2
     """Steps that survivals must be old before they decide anything."""
-    max_age: int = 16
-    """Steps after which a request's survivals give way to the prior."""
+    max_age: int = 64
+    """Steps after which a request's older samples are dropped (the newest one stays)."""
     num_rows: int = 128
     """Survival rows averaged at least: small batches look further back, up to `max_samples`."""
     max_samples: int = 8
@@ -54,11 +54,15 @@ class AdaptiveOptions:
     """Weight of the present forecast in λ, in steps."""
     choose_requests: bool = True
     """Leave out requests whose drafts do not pay for drafting them."""
+    refresh_interval: int = 64
+    """Every so many steps nobody is left out, so that requests left out get new survivals."""
 
     def __post_init__(self) -> None:
         require(0.0 <= self.min_gain < 1.0, "adaptive.min_gain", self.min_gain, "in [0, 1)")
         require(self.num_rows >= 1, "adaptive.num_rows", self.num_rows, "≥ 1")
         require(self.max_samples >= 1, "adaptive.max_samples", self.max_samples, "≥ 1")
+        interval = self.refresh_interval
+        require(interval >= 8, "adaptive.refresh_interval", interval, "≥ 8 steps")
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,8 @@ class AdaptivePolicy(PolicyBase):
         best = options.best_by_value(rate)
         value = float(options.gains[best] - rate * options.costs[best])
         drafted = Candidate(wanted, int(options.capacities[best]), value)
-        if self.options.choose_requests:
+        is_refresh = self.history.step % self.options.refresh_interval == 0
+        if self.options.choose_requests and not is_refresh:
             narrowed = narrow_requests(table, view, old, options, best, rate)
             if narrowed is not None and narrowed.value > value:
                 drafted = narrowed
@@ -203,9 +208,9 @@ def narrow_requests(
 ) -> Candidate | None:
     """Return the best step that leaves some requests undrafted, None when nothing suggests one.
 
-    With μ the survival of the last draft admitted, Σ_k max(a_{r,k} − μ, 0) is what request r brings
-    beyond the slots it takes from others. Requests are dropped while the saved draft time is worth
-    more than that; the candidate is then valued exactly.
+    With μ the survival of the first draft left out, Σ_k max(a_{r,k} − μ, 0) is what request r
+    brings beyond what others would do with its slots. Requests are dropped while the saved draft
+    time is worth more than that; the candidate is then valued exactly.
     """
     wanted = view.draft_caps > 0
     num_requests, num_wanted = len(wanted), int(np.count_nonzero(wanted))
