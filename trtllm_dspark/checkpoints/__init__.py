@@ -14,18 +14,28 @@ from trtllm_dspark.checkpoints.hf_reader import load_target_weights
 from trtllm_dspark.checkpoints.prepare import prepare_model
 from trtllm_dspark.checkpoints.target_tensors import target_shapes
 from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
+from trtllm_dspark.checkpoints.trtllm import (
+    convert_from_trtllm,
+    convert_to_trtllm,
+    load_trtllm_checkpoint,
+    write_trtllm_checkpoint,
+)
 
 __all__ = [
     "Tokenizer",
     "convert_drafter",
+    "convert_from_trtllm",
+    "convert_to_trtllm",
     "drafter_shapes",
     "is_unified",
     "load_drafter",
     "load_model_config",
     "load_target_weights",
     "load_tokenizer",
+    "load_trtllm_checkpoint",
     "prepare_model",
     "resolve_drafter_config",
     "target_shapes",
     "write_drafter",
+    "write_trtllm_checkpoint",
 ]

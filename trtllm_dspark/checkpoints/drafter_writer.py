@@ -7,14 +7,11 @@ drafter.safetensors. It is written aside and renamed once.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from trtllm_dspark.checkpoints.drafter_reader import (
     FORMAT,
@@ -27,6 +24,7 @@ from trtllm_dspark.checkpoints.drafter_reader import (
 from trtllm_dspark.checkpoints.drafter_tensors import drafter_shapes
 from trtllm_dspark.checkpoints.hf_config import load_model_config
 from trtllm_dspark.checkpoints.hf_reader import load_target_weights
+from trtllm_dspark.checkpoints.staging import staged_directory, write_json, write_tensors
 from trtllm_dspark.checkpoints.target_tensors import EMBEDDING, LM_HEAD
 from trtllm_dspark.checkpoints.tensor_check import SafetensorsDirectory, check_tensors
 from trtllm_dspark.config import DrafterConfig, to_json_dict
@@ -58,19 +56,9 @@ def write_drafter(
     data = {"format": FORMAT, "version": FORMAT_VERSION, "drafter": to_json_dict(config)}
     if extra:
         data["extra"] = dict(extra)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-        staged = Path(scratch) / "drafter"
-        staged.mkdir(mode=0o755)
-        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        (staged / "config.json").write_text(text, encoding="utf-8")
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        path = staged / f"{UNIFIED_STEM}.safetensors"
-        save_file(tensors, path, metadata={"format": "pt"})
-        path.chmod(0o644)
-        if output.exists():
-            output.rename(Path(scratch) / "replaced")
-        staged.rename(output)
+    with staged_directory(output, replace=overwrite) as staged:
+        write_json(staged / "config.json", data)
+        write_tensors(staged / f"{UNIFIED_STEM}.safetensors", weights)
     return output
 
 

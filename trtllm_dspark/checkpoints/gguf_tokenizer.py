@@ -6,13 +6,13 @@ Knows GGUF's `tokenizer.*` keys and the pre-tokenizers that llama.cpp names. Byt
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from trtllm_dspark.checkpoints.gguf_reader import GgufFile
+from trtllm_dspark.checkpoints.staging import write_json
 from trtllm_dspark.errors import CheckpointError
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -83,16 +83,12 @@ def write_tokenizer_files(file: GgufFile, directory: Path) -> None:
         "eos_token_id": _eos_ids(file),
         "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
     }
-    _write_json(directory / "tokenizer_config.json", tokenizer_config)
-    _write_json(directory / "special_tokens_map.json", specials)
-    _write_json(directory / "generation_config.json", generation_config)
+    write_json(directory / "tokenizer_config.json", tokenizer_config)
+    write_json(directory / "special_tokens_map.json", specials)
+    write_json(directory / "generation_config.json", generation_config)
 
 
 def _eos_ids(file: GgufFile) -> list[int]:
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     found = [file.get(key) for key in keys]
     return sorted({int(token_id) for token_id in found if token_id is not None})
-
-
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ models come from; not what is done with them.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import shutil
 import subprocess
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from trtllm_dspark.checkpoints.gguf_reader import GgufFile
 from trtllm_dspark.checkpoints.gguf_tokenizer import write_tokenizer_files
 from trtllm_dspark.checkpoints.hf_config import load_model_config
 from trtllm_dspark.checkpoints.hf_reader import load_target_weights
+from trtllm_dspark.checkpoints.staging import staged_directory, write_json, write_tensors
 from trtllm_dspark.checkpoints.tokenizer import load_tokenizer
 from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import CheckpointError
@@ -52,26 +51,12 @@ def prepare_model(source: str, output: str | Path, *, dtype: str = "bfloat16") -
     if _is_complete(output, identity):
         logger.info("%s is already prepared", output)
         return output
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-        staged = Path(scratch) / "model"
-        staged.mkdir()
-        staged.chmod(0o755)
+    with staged_directory(output, replace=True) as staged, tempfile.TemporaryDirectory() as scratch:
         _stage(source, staged, DTYPES[dtype], Path(scratch))
         _write_manifest(staged, identity)
-        _replace_directory(staged, output, Path(scratch) / "replaced")
+        _keep_foreign_files(output, staged)
     logger.info("prepared %s from %s", output, source)
     return output
-
-
-def _replace_directory(staged: Path, output: Path, aside: Path) -> None:
-    """Move `staged` to `output`; files that others put into a damaged `output` are kept."""
-    if output.exists():
-        output.rename(aside)
-        for path in aside.iterdir():
-            if not (staged / path.name).exists():
-                path.rename(staged / path.name)
-    staged.rename(output)
 
 
 def write_gguf_as_hf(path: Path, directory: Path, dtype: torch.dtype) -> None:
@@ -79,10 +64,8 @@ def write_gguf_as_hf(path: Path, directory: Path, dtype: torch.dtype) -> None:
     file = GgufFile(path)
     config = {**file.hf_config(), "torch_dtype": str(dtype).removeprefix("torch.")}
     tensors = {name: _store(tensor, dtype) for name, tensor in file.hf_tensors()}
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = directory / "model.safetensors"
-    save_file(tensors, weights, metadata={"format": "pt"})
-    weights.chmod(0o644)
+    write_json(directory / "config.json", config)
+    write_tensors(directory / "model.safetensors", tensors)
     write_tokenizer_files(file, directory)
 
 
@@ -163,7 +146,16 @@ def _source_name(source: str) -> str:
 def _write_manifest(directory: Path, identity: dict[str, str]) -> None:
     files = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
     manifest = {"version": 1, **identity, "files": files}
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / MANIFEST, manifest)
+
+
+def _keep_foreign_files(output: Path, staged: Path) -> None:
+    """Copy what others put into a damaged `output` that is about to be replaced."""
+    for path in output.iterdir() if output.is_dir() else ():
+        if path.is_file() and not (staged / path.name).exists():
+            shutil.copy2(path, staged / path.name)
+        elif path.is_dir():
+            shutil.copytree(path, staged / path.name)
 
 
 def _is_complete(output: Path, identity: dict[str, str]) -> bool:

@@ -6,6 +6,7 @@ Names and shapes are spelled out here on their own, not taken from the readers u
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import zlib
 from pathlib import Path
@@ -170,6 +171,7 @@ def hf_target_tensors(
 def hf_target_config(config: ModelConfig) -> dict[str, Any]:
     """config.json of a target, in the older spelling (`rope_theta`, `rope_scaling`)."""
     names = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    scaling = config.rope_scaling
     return {
         "architectures": [names[config.architecture]],
         "model_type": config.architecture,
@@ -184,7 +186,7 @@ def hf_target_config(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers,
         "num_key_value_heads": config.num_kv_heads,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": None,
+        "rope_scaling": scaling and {"rope_type": "llama3", **dataclasses.asdict(scaling)},
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
         "vocab_size": config.vocab_size,

@@ -135,6 +135,7 @@ def test_book_keeping_tensors_and_identity_vocabulary_maps_are_ignored(tmp_path)
     ("name", "tensor", "message"),
     [
         ("d2t", torch.arange(32), "reduced draft vocabulary"),
+        ("d2t", torch.zeros(32, dtype=torch.int64), "reduced draft vocabulary"),
         ("d2t", torch.ones(61, dtype=torch.int64), "reduced draft vocabulary"),
         ("mask_embedding", torch.zeros(16), "mask embedding"),
         ("mask_embedding.weight", torch.zeros(1, 16), "mask embedding"),
