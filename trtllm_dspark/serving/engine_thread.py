@@ -133,15 +133,7 @@ class EngineThread:
 
     def stop(self, *, client_id: str = "", handle: str = "") -> None:
         """Cancel the requests with this client id, or the one with this handle. Any thread."""
-        self._commands.put(
-            _End(
-                lambda live: (
-                    (bool(handle) and live.request.handle == handle)
-                    or (bool(client_id) and live.request.client_id == client_id)
-                ),
-                "the request was stopped",
-            )
-        )
+        self._commands.put(_End("the request was stopped", client_id=client_id, handle=handle))
 
     def drain(self, timeout_s: float) -> None:
         """Take no new requests, finish the live ones (cancel them after `timeout_s`), end."""

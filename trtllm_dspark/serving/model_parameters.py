@@ -16,6 +16,7 @@ from typing import Any
 
 from trtllm_dspark.config import SystemConfig, from_json_dict, load_json
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.serving.template import DEFAULTS
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ class ModelParameters:
 
     def log_unused(self, used: Iterable[str]) -> list[str]:
         """Log each set parameter that has no effect here; returns their keys."""
-        unused = sorted(set(self.values) - set(used))
+        unused = sorted(
+            key for key in set(self.values) - set(used) if DEFAULTS.get(key) != self.values[key]
+        )
         for key in unused:
             logger.warning("parameter %s = %r has no effect here", key, self.values[key])
         return unused
