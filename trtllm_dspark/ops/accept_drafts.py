@@ -213,7 +213,8 @@ def _final_weights(
     from_q, one_hot = rejected[is_sampled], rejected[~is_sampled]
     weights[one_hot, block.drafts(who[one_hot], column)] = 0.0
     if block.probs is not None and from_q.numel():
-        weights[from_q] = (p[from_q] - block.probs[who[from_q], column]).clamp_(min=0.0)
+        q = block.probs[who[from_q], column].to(p.dtype)
+        weights[from_q] = (p[from_q] - q).clamp_(min=0.0)
     is_empty = weights.sum(dim=-1) <= 0.0
     return torch.where(is_empty[:, None], p, weights)
 
