@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training step: sequences in, summed gradients out, over micro-batches on worker threads.
+
+Workers are threads with one compute thread each: their operators meet no barriers, which on shared
+cores is worth more than splitting every operator. Sums are taken in the order of the micro-batches,
+so a step is reproducible whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from trtllm_dspark.models.dense_target import DenseTarget
+from trtllm_dspark.models.drafter import DSparkModel
+from trtllm_dspark.training.block_forward import forward_blocks
+from trtllm_dspark.training.objective import Objective, ObjectiveValues
+from trtllm_dspark.training.packing import (
+    PackedBlocks,
+    TokenSequence,
+    pack_blocks,
+    sample_anchors,
+)
+
+
+def draw_batch(
+    stream: Iterator[TokenSequence],
+    num_blocks: int,
+    num_drafts: int,
+    rng: np.random.Generator,
+    *,
+    max_anchors: int = 512,
+    share: float = 1.0,
+    micro_blocks: int = 256,
+) -> list[PackedBlocks]:
+    """Take sequences until `num_blocks` blocks are drawn; cut into micro-batches."""
+    batch: list[PackedBlocks] = []
+    sequences: list[TokenSequence] = []
+    anchors: list[np.ndarray] = []
+    drawn = pending = 0
+    while drawn < num_blocks:
+        sequence = next(stream)
+        chosen = sample_anchors(sequence, max_anchors, rng, share)
+        sequences.append(sequence)
+        anchors.append(chosen)
+        drawn, pending = drawn + len(chosen), pending + len(chosen)
+        if pending >= micro_blocks or drawn >= num_blocks:
+            batch.append(pack_blocks(sequences, anchors, num_drafts))
+            sequences, anchors, pending = [], [], 0
+    return batch
+
+
+class StepRunner:
+    """Computes the gradients of a step. `targets` holds one dense target per worker."""
+
+    def __init__(
+        self, model: DSparkModel, targets: Sequence[DenseTarget], objective: Objective
+    ) -> None:
+        self.model, self.objective = model, objective
+        self._targets = list(targets)
+        self._pool = ThreadPoolExecutor(max_workers=len(self._targets))
+
+    def run(
+        self, batch: Sequence[PackedBlocks], seed: tuple[int, ...]
+    ) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
+        """Summed float32 gradients of the whole batch, and the sums of its losses."""
+        self.objective.refresh()
+        normalizer = sum(self.objective.total_weight(packed) for packed in batch)
+        num_workers = len(self._targets)
+        shares = [list(range(w, len(batch), num_workers)) for w in range(num_workers)]
+
+        def work(worker: int) -> list[tuple[dict[str, torch.Tensor], ObjectiveValues]]:
+            torch.set_num_threads(1 if num_workers > 1 else torch.get_num_threads())
+            target = self._targets[worker]
+            return [self._one(target, batch[i], normalizer, (*seed, i)) for i in shares[worker]]
+
+        if num_workers == 1:
+            return _sum(work(0))
+        done = list(self._pool.map(work, range(num_workers)))
+        ordered = [done[i % num_workers][i // num_workers] for i in range(len(batch))]
+        return _sum(ordered)
+
+    def _one(
+        self, target: DenseTarget, packed: PackedBlocks, normalizer: float, seed: tuple[int, ...]
+    ) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
+        taps, last = target.run(packed.token_ids, packed.cu_seq_lens)
+        hidden = forward_blocks(self.model, taps, packed)
+        rng = np.random.default_rng(seed)
+        return self.objective.gradients(hidden, last, packed, normalizer, rng)
+
+
+def _sum(
+    parts: Sequence[tuple[dict[str, torch.Tensor], ObjectiveValues]],
+) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
+    grads: dict[str, torch.Tensor] = {}
+    for part, _ in parts:
+        for name, grad in part.items():
+            if name in grads:
+                grads[name] += grad
+            else:
+                grads[name] = grad.float().clone(memory_format=torch.contiguous_format)
+    values = parts[0][1]
+    for _, other in parts[1:]:
+        values = values + other
+    return grads, values
