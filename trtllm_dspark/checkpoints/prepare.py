@@ -140,7 +140,7 @@ def _copy_hf_directory(source: Path, staged: Path) -> None:
 
 
 def _source_name(source: str) -> str:
-    return source if source == "smollm2" else Path(source).name
+    return source if source == "smollm2" else str(Path(source).resolve())
 
 
 def _write_manifest(directory: Path, identity: dict[str, str]) -> None:

@@ -109,6 +109,10 @@ def test_other_peoples_directories_are_left_alone(tmp_path):
     with pytest.raises(CheckpointError, match="choose another output directory or delete it"):
         prepare_model(str(tmp_path / "m.gguf"), out, dtype="float32")
     assert json.loads((out / MANIFEST).read_text())["dtype"] == "bfloat16"
+    (tmp_path / "other").mkdir()
+    tiny_gguf.write_gguf(tmp_path / "other" / "m.gguf")
+    with pytest.raises(CheckpointError, match="choose another output directory or delete it"):
+        prepare_model(str(tmp_path / "other" / "m.gguf"), out)
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip"])
