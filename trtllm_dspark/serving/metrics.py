@@ -29,6 +29,8 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("dspark_verified_tokens_total", "num_verified_tokens", "Drafts verified by the target"),
     ("dspark_accepted_tokens_total", "num_accepted_tokens", "Verified drafts accepted"),
     ("dspark_committed_tokens_total", "num_committed_tokens", "Accepted + recovered/bonus tokens"),
+    ("dspark_decode_rows_total", "num_decode_rows", "Rows that decoding requests verified"),
+    ("dspark_block_rows_total", "num_block_rows", "Rows that full verification would have run"),
     ("dspark_prefill_tokens_total", "num_prefill_tokens", "Prompt tokens computed"),
     ("dspark_preemptions_total", "num_preemptions", "Requests pre-empted and recomputed"),
     (

@@ -143,7 +143,7 @@ class TextModel:
         try:
             self._forward(call, self._preprocess(call))
         except _ModelError as error:
-            self._fail(call, error.error)
+            send_error(call.sender, error.error)
         except Exception as error:
             send_error(call.sender, error)
         finally:
@@ -197,13 +197,6 @@ class TextModel:
             )
         if not is_over:
             send_empty_final(call.sender)
-
-    def _fail(self, call: TextCall, error: Any) -> None:
-        pb = backend()
-        call.sender.send(
-            pb.InferenceResponse(error=pb.TritonError(error.message(), error.code())),
-            flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-        )
 
     def _watch(self) -> None:
         while not self._is_closed.wait(CANCEL_POLL_S):

@@ -85,13 +85,17 @@ def make_tensors(outputs: Outputs, wanted: Iterable[str]) -> list[Any]:
     return [pb.Tensor(name, outputs[name]) for name in wanted if name in outputs]
 
 
-def send_error(sender: Any, error: Exception) -> None:
-    """End a request with an error."""
+def send_error(sender: Any, error: Any) -> None:
+    """End a request with an error: ours, or the backend's own of a called model.
+
+    The error goes before the final flag, not with it: a calling model would not see an error that
+    comes with the final flag after other responses.
+    """
     pb = backend()
-    sender.send(
-        pb.InferenceResponse(error=make_error(error)),
-        flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    )
+    if isinstance(error, Exception):
+        error = make_error(error)
+    sender.send(pb.InferenceResponse(error=error))
+    send_empty_final(sender)
 
 
 def send_empty_final(sender: Any) -> None:
