@@ -16,8 +16,10 @@ import numpy as np
 from trtllm_dspark.decoding.acceptance import AcceptanceBatch, AcceptanceResult, accept
 from trtllm_dspark.decoding.admission import check_request
 from trtllm_dspark.decoding.batcher import Batcher, ScheduledBatch
+from trtllm_dspark.decoding.blocks import empty_block, spread_block
 from trtllm_dspark.decoding.drafters.protocol import CommittedRows, Drafter
 from trtllm_dspark.decoding.emission import Emitter
+from trtllm_dspark.decoding.outcome import StepTimes, make_outcome
 from trtllm_dspark.decoding.packing import PackedStep, pack_step
 from trtllm_dspark.decoding.pages import PagePool
 from trtllm_dspark.decoding.sequence import Sequence
@@ -141,36 +143,43 @@ class DecodingLoop:
         if not batch.decoding and not batch.prefill:
             return outputs
         self._mark_scheduled(batch)
-        started = time.perf_counter()
+        times = StepTimes()
         view = self._view(batch)
         decision = self.policy.decide(view)
+        times.mark("plan")
         block = self._draft(batch, decision)
-        drafted = time.perf_counter()
+        times.mark("draft")
         survivals = self.estimator.survivals(block.confidence_logits, block.draft_lens, view.modes)
         verify_lens = self._plan(view, decision, survivals, block)
-        planned = time.perf_counter()
-        rows = int(verify_lens.sum()) + len(batch.decoding) + batch.num_prefill_tokens
-        packed = pack_step(
-            batch, block, verify_lens, rung_for(self.engine.info.rungs, max(rows, 1))
-        )
+        times.mark("plan")
+        packed = pack_step(batch, block, verify_lens, self._rung(batch, verify_lens))
         output = self.engine.run_target(packed.step)
         result = self._accept(packed, block, output)
         outputs += self._commit(packed, result, output)
-        ended = time.perf_counter()
-        outcome = self._outcome(
-            view, block, decision, verify_lens, result, survivals, packed.step.rung
+        times.mark("verify")
+        self._observe(
+            make_outcome(
+                view,
+                block,
+                verify_lens,
+                survivals,
+                result,
+                rung=packed.step.rung,
+                times=times,
+            )
         )
-        self.last_outcome = StepOutcome(
-            **outcome,
-            step_ms=(ended - started) * 1e3,
-            draft_ms=(drafted - started) * 1e3,
-            plan_ms=(planned - drafted) * 1e3,
-            verify_ms=(ended - planned) * 1e3,
-        )
-        self.estimator.observe(self.last_outcome)
-        self.policy.observe(self.last_outcome)
-        self.counters.record(self.last_outcome)
         return outputs
+
+    def _observe(self, outcome: StepOutcome) -> None:
+        """Let everything that learns see a finished step."""
+        self.last_outcome = outcome
+        self.estimator.observe(outcome)
+        self.policy.observe(outcome)
+        self.counters.record(outcome)
+
+    def _rung(self, batch: ScheduledBatch, verify_lens: IntArray) -> int:
+        rows = int(verify_lens.sum()) + len(batch.decoding) + batch.num_prefill_tokens
+        return rung_for(self.engine.info.rungs, rows)
 
     def _expire(self) -> None:
         now = self.clock()
@@ -270,33 +279,6 @@ class DecodingLoop:
         del self._live[sequence.request.request_id]
         self.counters.record_finish(sequence.stats, reason)
 
-    def _outcome(
-        self,
-        view: BatchView,
-        block: DraftBlock,
-        decision: DraftDecision,
-        verify_lens: IntArray,
-        result: AcceptanceResult,
-        survivals: FloatArray,
-        rung: int,
-    ) -> dict[str, object]:
-        size = len(verify_lens)
-        drafted = bool(block.draft_lens.any())
-        counted = np.arange(survivals.shape[1])[None, :] < verify_lens[:, None]
-        return {
-            "request_keys": view.request_keys,
-            "verify_lens": verify_lens,
-            "accepted_lens": result.accepted_lens[:size],
-            "draft_lens": block.draft_lens,
-            "confidence_logits": block.confidence_logits if drafted else None,
-            "modes": view.modes,
-            "dropped_accept_probs": result.dropped_accept_probs[:size],
-            "rung": rung,
-            "num_prefill_tokens": view.num_prefill_tokens,
-            "drafted": drafted,
-            "expected_tokens": size + float(np.where(counted, survivals, 0.0).sum()),
-        }
-
     def stats(self) -> LoopStats:
         """Counters so far and the present state; a fresh object that the caller may keep."""
         return self.counters.snapshot(
@@ -306,32 +288,3 @@ class DecodingLoop:
             num_free_pages=self.pool.num_free,
             num_preemptions=self.batcher.num_preemptions,
         )
-
-
-def empty_block(num_requests: int, num_drafts: int) -> DraftBlock:
-    """A block that proposes nothing."""
-    shape = (num_requests, num_drafts)
-    return DraftBlock(
-        np.zeros(shape, np.int32),
-        np.zeros(num_requests, np.int32),
-        np.full(shape, -np.inf, np.float32),
-    )
-
-
-def spread_block(block: DraftBlock, rows: np.ndarray, num_requests: int) -> DraftBlock:
-    """Put the rows of a block drafted for some requests at their places among all R requests."""
-    if len(rows) == num_requests:
-        return block
-    full = empty_block(num_requests, block.token_ids.shape[1])
-    full.token_ids[rows] = block.token_ids
-    full.draft_lens[rows] = block.draft_lens
-    full.confidence_logits[rows] = block.confidence_logits
-    probs, sampled = block.draft_probs, None
-    if block.sampled is not None:
-        sampled = np.zeros(num_requests, np.bool_)
-        sampled[rows] = block.sampled
-    if probs is not None:
-        spread = probs.new_zeros((num_requests, *probs.shape[1:]))
-        spread[rows] = probs
-        probs = spread
-    return DraftBlock(full.token_ids, full.draft_lens, full.confidence_logits, probs, sampled)

@@ -36,7 +36,7 @@ def load_target(
         cast["lm_head.weight"] = cast["embed_tokens.weight"]
     model.load_state_dict(cast, strict=True, assign=True)
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.embed_tokens.weight
+        model.lm_head.tie_(model.embed_tokens)
     model.requires_grad_(False)
     model.set_rope_table(max_positions or config.max_position_embeddings)
     model.to(device)

@@ -116,7 +116,7 @@ class TargetModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+            self.lm_head.tie_(self.embed_tokens)
         self.register_buffer("rope_table", torch.empty(0), persistent=False)
         self.set_rope_table(max_positions or config.max_position_embeddings)
 

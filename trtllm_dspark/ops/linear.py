@@ -24,6 +24,10 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self._packed: torch.Tensor | None = None
 
+    def tie_(self, embedding: nn.Embedding) -> None:
+        """Use the embedding's weight as this layer's (a tied head)."""
+        self.weight = embedding.weight  # type: ignore[assignment]
+
     def pack_(self) -> None:
         """Re-order the weight once, where this machine can; frees nothing that is shared."""
         if can_pack(self.weight):

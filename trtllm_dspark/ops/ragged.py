@@ -46,7 +46,7 @@ class RaggedBatch:
 
 
 def flatten_slots(
-    positions: IntArray, cu_query_lens: IntArray, page_table: IntArray, page_size: int
+    positions: np.ndarray, cu_query_lens: IntArray, page_table: IntArray, page_size: int
 ) -> np.ndarray:
     """Slot of every row: [N] int64. Rows beyond cu_query_lens[-1] get the scratch page's slot 0."""
     num_real = int(cu_query_lens[-1])

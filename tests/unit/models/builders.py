@@ -79,4 +79,6 @@ def paged_engine(
         fingerprint="test",
         device="cpu",
     )
-    return TorchEngine(model, info, tap_layers)
+    engine = TorchEngine(model, info)
+    engine.tap_layers = tap_layers
+    return engine
