@@ -9,6 +9,7 @@ computed.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from trtllm_dspark.training.vocab_loss import (
     compute_vocab_loss,
     make_targets,
 )
+from trtllm_dspark.training.vocabulary import ActiveVocabulary, Selection
 
 
 @dataclass(frozen=True)
@@ -71,19 +73,30 @@ class Objective:
         weights: LossWeights,
         kernels: VocabKernels,
         tile_rows: int = DEFAULT_TILE_ROWS,
+        vocabulary: ActiveVocabulary | None = None,
     ) -> None:
         self.model, self.weights = model, weights
         self.kernels, self.tile_rows = kernels, tile_rows
-        self.lm_head_weight = lm_head_weight
+        self.vocabulary = vocabulary
         rank = 0 if model.markov is None else model.markov.rank
-        vocab, hidden = lm_head_weight.shape
-        self._joint = lm_head_weight.new_zeros(vocab, hidden + rank)
-        self._joint[:, :hidden] = lm_head_weight
+        vocab, self._num_frozen = lm_head_weight.shape
+        self._joint = lm_head_weight.new_zeros(vocab, self._num_frozen + rank)
+        self._joint[:, : self._num_frozen] = lm_head_weight
+        self._columns = _Columns(self._joint, lm_head_weight, None)
+        self._full = self._columns
 
-    def refresh(self) -> None:
-        """Take over W2 as it is now; once after every change of the model's weights."""
+    def refresh(self, batch: Sequence[PackedBlocks], rng: np.random.Generator) -> None:
+        """Take over W2 as it is now and choose the columns of the step; before its gradients."""
         if self.model.markov is not None:
-            self._joint[:, self.lm_head_weight.shape[1] :] = self.model.markov.w2.weight.detach()
+            self._joint[:, self._num_frozen :] = self.model.markov.w2.weight.detach()
+        if self.vocabulary is None:
+            return
+        labels = np.concatenate([packed.token_ids for packed in batch])
+        selection = self.vocabulary.select(labels, rng)
+        ids = torch.from_numpy(selection.ids)
+        joint = self._full.joint[ids]
+        head = joint[:, : self._num_frozen].contiguous()
+        self._columns = _Columns(joint, head, selection)
 
     def total_weight(self, packed: PackedBlocks) -> float:
         """Σ of slot weights over all labelled slots; a step is normalised by the sum of these."""
@@ -133,7 +146,7 @@ class Objective:
         found = torch.autograd.grad(outputs, list(named.values()), output_grads, allow_unused=True)
         grads = {n: g for n, g in zip(named, found, strict=True) if g is not None}
         if result.grad_weight is not None:
-            grads["markov.w2.weight"] = result.grad_weight.t()
+            grads["markov.w2.weight"] = self._columns.spread(result.grad_weight.t())
         first = slots % hidden.shape[1] == 0
         return grads, ObjectiveValues(
             weight=float(weights.sum()),
@@ -167,18 +180,49 @@ class Objective:
         row_weights: torch.Tensor,
     ) -> VocabLossResult:
         distinct, rows = torch.unique(target_rows, return_inverse=True)
-        labels = token_ids[target_rows + 1]
+        columns = self._columns
+        labels = columns.of_tokens(token_ids[target_rows + 1])
         targets = make_targets(
-            target_hidden[distinct], self.lm_head_weight, rows, labels, row_weights, self.kernels
+            target_hidden[distinct],
+            columns.head,
+            rows,
+            labels,
+            row_weights,
+            self.kernels,
+            num_exact=columns.num_exact,
+            offset=columns.offset,
         )
-        num_frozen = self.lm_head_weight.shape[1]
         return compute_vocab_loss(
             inputs,
-            self._joint,
+            columns.joint,
             targets,
-            num_frozen=num_frozen,
+            num_frozen=self._num_frozen,
             ce_weight=self.weights.ce,
             tv_weight=self.weights.tv,
             kernels=self.kernels,
             tile_rows=self.tile_rows,
         )
+
+
+class _Columns:
+    """[lm_head | W2] and lm_head over the columns of a step."""
+
+    def __init__(
+        self, joint: torch.Tensor, head: torch.Tensor, selection: Selection | None
+    ) -> None:
+        self.joint, self.head, self._selection = joint, head, selection
+        self.num_exact = len(joint) if selection is None else selection.num_exact
+        self.offset = 0.0 if selection is None else selection.offset
+
+    def of_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids → columns."""
+        if self._selection is None:
+            return token_ids
+        return torch.from_numpy(self._selection.columns)[token_ids]
+
+    def spread(self, grad: torch.Tensor) -> torch.Tensor:
+        """[A, r] → [V, r], zero where no column is."""
+        if self._selection is None:
+            return grad
+        full = grad.new_zeros(len(self._selection.columns), grad.shape[1])
+        return full.index_copy_(0, torch.from_numpy(self._selection.ids), grad)

@@ -67,7 +67,7 @@ class StepRunner:
         self, batch: Sequence[PackedBlocks], seed: tuple[int, ...]
     ) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
         """Summed float32 gradients of the whole batch, and the sums of its losses."""
-        self.objective.refresh()
+        self.objective.refresh(batch, np.random.default_rng((*seed, len(batch))))
         normalizer = sum(self.objective.total_weight(packed) for packed in batch)
         num_workers = len(self._targets)
         shares = [list(range(w, len(batch), num_workers)) for w in range(num_workers)]

@@ -27,6 +27,7 @@ from trtllm_dspark.training.speed import can_fuse, fuse_modules_, keep_freed_mem
 from trtllm_dspark.training.token_store import TokenStore
 from trtllm_dspark.training.trainer import TrainConfig, Trainer
 from trtllm_dspark.training.vocab_loss import make_kernels
+from trtllm_dspark.training.vocabulary import ActiveVocabulary, most_frequent_tokens
 from trtllm_dspark.training.warm_start import copy_layers_, initialize_
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,14 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep slot k with probability w_k instead of weighing it: the same expectation",
     )
+    parser.add_argument(
+        "--active-vocabulary",
+        type=int,
+        default=0,
+        help="approximation: run the losses over this many frequent tokens, the batch's labels and "
+        "a sample of the rest; 0 = the whole vocabulary",
+    )
+    parser.add_argument("--sampled-vocabulary", type=int, default=2048)
     parser.add_argument("--validate-every", type=int, default=default.validate_every)
     parser.add_argument("--max-validation-sequences", type=int, default=96)
     parser.add_argument("--save-every", type=int, default=default.save_every)
@@ -220,6 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         load_validation(arguments.validation, config.max_len, arguments.max_validation_sequences),
         files,
         make_kernels(fuse),
+        build_vocabulary(arguments, stores, target.config.vocab_size),
     )
     is_resumed = trainer.resume()
     provenance = files.write_provenance(
@@ -236,6 +246,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.info("training from step %d, fused kernels: %s", trainer.step_number, fuse)
     trainer.run({"provenance": provenance})
     return 0
+
+
+def build_vocabulary(
+    arguments: argparse.Namespace, stores: Sequence[TokenStore], vocab_size: int
+) -> ActiveVocabulary | None:
+    """The approximation asked for, None for the whole vocabulary."""
+    if not arguments.active_vocabulary:
+        return None
+    frequent = most_frequent_tokens(stores, vocab_size, arguments.active_vocabulary)
+    return ActiveVocabulary(vocab_size, frequent, arguments.sampled_vocabulary)
 
 
 def build_drafter(

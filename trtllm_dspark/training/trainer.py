@@ -30,6 +30,7 @@ from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.step import StepRunner, draw_batch
 from trtllm_dspark.training.validation import summarize_walk, walk_sequences
 from trtllm_dspark.training.vocab_loss import DEFAULT_TILE_ROWS, VocabKernels
+from trtllm_dspark.training.vocabulary import ActiveVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,13 @@ class Trainer:
         validation: Sequence[TokenSequence],
         files: RunFiles,
         kernels: VocabKernels,
+        vocabulary: ActiveVocabulary | None = None,
     ) -> None:
         self.config, self.model, self.stream, self.files = config, model, stream, files
         self.targets, self.validation = list(targets), list(validation)
         prepare_for_training_(model)
         head = self.targets[0].model.lm_head.weight
-        objective = Objective(model, head, config.loss, kernels, config.tile_rows)
+        objective = Objective(model, head, config.loss, kernels, config.tile_rows, vocabulary)
         self.runner = StepRunner(model, targets, objective)
         self.optimizer = MasterOptimizer(model, lr=config.lr, ema_decay=config.ema_decay)
         self.best = float("-inf")

@@ -86,8 +86,8 @@ def walk_anchors(
 ) -> list[int]:
     """Rows visited when each step commits accepted + 1 tokens.
 
-    Row i is a block anchored at answer token i. A last block that ran into the end of the answer with
-    everything right so far says nothing about its acceptance length and is left out.
+    Row i is a block anchored at answer token i. A last block that ran into the end of the answer
+    with everything right so far says nothing about its acceptance length and is left out.
     """
     visited, row = [], 0
     while row < len(accepted):

@@ -84,6 +84,9 @@ class VocabTargets:
     """[M] int64 the true next tokens"""
     weights: torch.Tensor
     """[M] float32 weight of the row, normalisation included"""
+    num_exact: int
+    """Columns from here on are a sample and get `offset` added to their logits."""
+    offset: float = 0.0
 
 
 @dataclass
@@ -130,6 +133,7 @@ def compute_vocab_loss(
         x, row, w = inputs[tile], targets.rows[tile], targets.weights[tile]
         hits = (torch.arange(len(x), device=x.device), targets.labels[tile])
         z = torch.mm(x, weight.t(), out=buffer[: len(x)])
+        z[:, targets.num_exact :] += targets.offset
         norms = kernels.log_norms(z)
         ce[tile] = norms - z[hits].float()
         tv[tile], signed_mass = kernels.compare_(z, targets.logits, row, norms, targets.log_norms)
@@ -149,7 +153,13 @@ def make_targets(
     labels: torch.Tensor,
     weights: torch.Tensor,
     kernels: VocabKernels,
+    *,
+    num_exact: int | None = None,
+    offset: float = 0.0,
 ) -> VocabTargets:
     """Target logits of the distinct rows: target_hidden [P, H] (after the final norm)."""
     logits = torch.mm(target_hidden, lm_head_weight.t())
-    return VocabTargets(logits, kernels.log_norms(logits), rows, labels, weights)
+    num_exact = logits.shape[1] if num_exact is None else num_exact
+    logits[:, num_exact:] += offset
+    norms = kernels.log_norms(logits)
+    return VocabTargets(logits, norms, rows, labels, weights, num_exact, offset)
