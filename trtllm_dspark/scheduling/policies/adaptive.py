@@ -2,7 +2,7 @@
 """The default policy `adaptive`: before drafting it maximises Σ survival − λ·C over rungs, over the
 set of requests worth drafting for, and over not drafting at all.
 
-λ is the current long-run rate, survivals are at least two steps old; current ones only rank under
+λ is the current rate of this batch, survivals are at least two steps old; current ones only rank under
 the capacity already fixed, so {ℓ_r ≥ k} never depends on x_{r,k}: lossless in every mode.
 """
 
@@ -48,10 +48,11 @@ class AdaptiveOptions:
     num_rows: int = 128
     """Survival rows averaged at least: small batches look further back, up to `max_samples`."""
     max_samples: int = 8
-    rate_half_life: float = 128.0
-    """Steps after which a step counts half in λ."""
-    rate_prior_steps: float = 4.0
-    """Weight of the present forecast in λ, in steps."""
+    rate_half_life: float = 32.0
+    """Steps after which a finished step counts half in λ."""
+    rate_prior_steps: float = 128.0
+    """Weight, in steps, of the present batch's own forecast in λ: how hard a text is lasts for as
+    many tokens as it has, so that time saved now is spent on the same text, at its own rate."""
     choose_requests: bool = True
     """Leave out requests whose drafts do not pay for drafting them."""
     refresh_interval: int = 64

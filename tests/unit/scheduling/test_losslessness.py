@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losslessness by exact enumeration: every served policy × sampling mode, and its mutants."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.scheduling.builders import make_table
+from tests.unit.scheduling.enumeration import (
+    Case,
+    Seen,
+    Tokens,
+    Toy,
+    accept_with_residual_after_truncation,
+    deviation,
+    first_token_share,
+    output_distribution,
+)
+from trtllm_dspark.scheduling import PolicyResources, create_policy
+from trtllm_dspark.scheduling.latency_table import LatencyTable
+from trtllm_dspark.scheduling.options import draft_options
+from trtllm_dspark.scheduling.policies.adaptive import AdaptivePolicy
+from trtllm_dspark.scheduling.policies.base import (
+    PolicyBase,
+    admissible_survivals,
+    plan_top,
+)
+from trtllm_dspark.scheduling.policies.prefix import PrefixAsyncPolicy
+from trtllm_dspark.scheduling.policy import BatchView, DraftDecision
+from trtllm_dspark.types import DraftMode, FloatArray, IntArray
+
+GREEDY = DraftMode.GREEDY_TARGET
+GREEDY_DRAFTS = DraftMode.SAMPLED_TARGET_GREEDY_DRAFTS
+SAMPLED = DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS
+EXACT = 1e-12
+
+# Costs in quarters, so that sums of them are exact and equal states merge.
+CURVES: dict[str, list[float]] = {
+    "linear": [1.0 + 0.25 * t for t in range(1, 9)],
+    "staircase": [1.0, 1.25, 1.25, 2.0, 2.0, 2.0, 3.5, 3.5],
+    "steep": [0.75 * t for t in range(1, 9)],
+    "cliff": [0.75, 1.75, 1.75, 1.75, 2.5, 2.5, 3.25, 3.25],
+}
+
+
+def table_of(curve: str) -> LatencyTable:
+    costs = CURVES[curve]
+    return make_table(
+        [costs, costs],
+        buckets=(1, 2),
+        rungs=tuple(range(1, 9)),
+        no_draft=[0.75, 1.0],
+        draft=[0.25, 0.5],
+    )
+
+
+# Confidences tell x_1 = 0 (good) from x_1 = 1 (bad): survivals depend on the drafts themselves.
+TOY = Toy(
+    target=np.array([[0.7, 0.3], [0.4, 0.6]]),
+    draft=np.array([[0.5, 0.5], [0.625, 0.375]]),
+    confidences=np.array([[0.8, 0.8], [0.9, 0.1], [0.75, 0.75]]),
+)
+THREE = Toy(
+    target=np.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]]),
+    draft=np.array([[0.3, 0.4, 0.3], [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]),
+    confidences=np.array([[0.7, 0.7, 0.7], [0.95, 0.3, 0.05]]),
+)
+GREEDY_TOY = Toy(np.eye(2)[[1, 0]], TOY.draft, TOY.confidences)
+PAIR = Toy(TOY.target, TOY.draft, TOY.confidences[:2])
+
+ADAPTIVE = {"rate_half_life": 1e300, "num_rows": 1, "max_samples": 1, "probe_share": 0.02}
+POLICIES: list[tuple[str, dict[str, Any]]] = [
+    ("autoregressive", {}),
+    ("fixed", {}),
+    ("fixed", {"num_draft_tokens": 2}),
+    ("threshold", {"threshold": 0.5}),
+    ("fixed_ratio", {"ratio": 0.5, "exact": True}),
+    ("ratio_bucket", {"ratios": [0.25, 0.5, 1.0], "exact": True}),
+    ("prefix", {}),
+    ("prefix_async", {}),
+    ("adaptive", ADAPTIVE),
+]
+VARYING = {"threshold", "ratio_bucket", "prefix", "prefix_async", "adaptive"}
+
+
+def policy_of(name: str, options: dict[str, Any], table: LatencyTable) -> Any:
+    return create_policy(name, options, PolicyResources(table))
+
+
+def check(case: Case, policy: Any) -> Seen:
+    found, seen = output_distribution(case, policy)
+    assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
+    assert deviation(case, found) <= EXACT
+    return seen
+
+
+@functools.cache
+def enumerate_one_request(index: int, curve: str, mode: DraftMode) -> Seen | None:
+    """Check one policy on six tokens (γ = 3 > staleness); None where it does not cover the mode."""
+    table = table_of(curve)
+    name, options = POLICIES[index]
+    policy = policy_of(name, options, table)
+    return check(Case(TOY, table, mode), policy) if mode in policy.covers else None
+
+
+@pytest.mark.parametrize("mode", [GREEDY_DRAFTS, SAMPLED])
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("index", range(len(POLICIES)), ids=lambda i: POLICIES[i][0])
+def test_one_request_gets_the_targets_distribution(index: int, curve: str, mode: DraftMode) -> None:
+    seen = enumerate_one_request(index, curve, mode)
+    if seen is None:
+        assert POLICIES[index][0] == "ratio_bucket" and mode is SAMPLED
+    else:
+        assert seen.last_step >= 5  # staleness + 3
+
+
+@pytest.mark.parametrize("name", sorted(VARYING - {"ratio_bucket"}))
+def test_the_enumeration_visits_different_capacities_of_every_policy_that_varies(name: str) -> None:
+    index = [n for n, _ in POLICIES].index(name)
+    runs = [enumerate_one_request(index, curve, SAMPLED) for curve in CURVES]
+    assert any(len(seen.capacities) >= 2 for seen in runs if seen is not None)
+
+
+def test_the_enumeration_of_adaptive_visits_drafted_steps_and_plain_ones_on_one_curve() -> None:
+    seen = enumerate_one_request(len(POLICIES) - 1, "cliff", SAMPLED)
+    assert seen is not None and seen.decisions == {"draft", "plain"}
+
+
+def test_probes_are_lossless() -> None:
+    # Survivals of one percent do not pay for a draft that costs three: plain steps and probes.
+    table = make_table([[1.0, 1.03125, 4.0, 4.0]], buckets=(1,), rungs=(1, 2, 3, 4), no_draft=[1.0])
+    toy = Toy(TOY.target, TOY.draft, np.array([[0.01, 0.01], [0.9, 0.1], [0.75, 0.75]]))
+    seen = check(Case(toy, table, SAMPLED), policy_of("adaptive", ADAPTIVE, table))
+    assert seen.decisions == {"draft", "plain", "probe"}
+
+
+@pytest.mark.parametrize(("name", "options"), POLICIES)
+def test_a_greedy_target_commits_its_arg_max_tokens(name: str, options: dict[str, Any]) -> None:
+    for curve in CURVES:
+        table = table_of(curve)
+        case = Case(GREEDY_TOY, table, GREEDY)
+        check(case, policy_of(name, options, table))
+
+
+@pytest.mark.parametrize("name", ["threshold", "prefix", "prefix_async", "adaptive"])
+def test_three_tokens_of_vocabulary_and_two_drafts(name: str) -> None:
+    options = dict(POLICIES)[name]
+    for curve in CURVES:
+        table = table_of(curve)
+        check(Case(THREE, table, SAMPLED, length=4), policy_of(name, options, table))
+
+
+@pytest.mark.parametrize("mode", [GREEDY_DRAFTS, SAMPLED])
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize(
+    ("name", "options"), [p for p in POLICIES if p[0] in VARYING or p[0] == "fixed_ratio"]
+)
+def test_two_requests_get_independent_target_distributions(
+    name: str, options: dict[str, Any], curve: str, mode: DraftMode
+) -> None:
+    table = table_of(curve)
+    policy = policy_of(name, options, table)
+    if mode in policy.covers:
+        check(Case(PAIR, table, mode, anchors=(0, 1), length=3), policy)
+
+
+# --- seeded requests: coupled acceptance ----------------------------------------------------------
+
+COUPLED = Toy(
+    target=np.array([[0.7, 0.3], [0.4, 0.6]]),
+    draft=np.array([[0.4, 0.6], [0.7, 0.3]]),
+    confidences=TOY.confidences,
+)
+
+
+def coupled_run(case: Case, policy: Any, noise: Tokens | np.ndarray) -> tuple[Tokens, set[int]]:
+    """Decode one seeded request: token t is drawn from u[t] whoever draws it, draft or target."""
+    toy, tokens, capacities = case.toy, list(case.anchors), set()
+
+    def draw(row: np.ndarray, position: int) -> int:
+        return int(np.searchsorted(np.cumsum(row), noise[position - 1], side="right"))
+
+    view = BatchView(
+        (0,), (SAMPLED,), np.array([toy.num_drafts], np.int32), toy.num_drafts, 0,
+        case.table.rungs, case.table.rungs[-1],
+    )  # fmt: skip
+    while len(tokens) <= case.length:
+        position = len(tokens)
+        decision = policy.decide(view)
+        verify_len = 0
+        drafts: list[int] = []
+        if decision.draft_mask.any():
+            for slot in range(toy.num_drafts):
+                drafts.append(draw(toy.draft[(*tokens, *drafts)[-1]], position + slot))
+            survivals = toy.survivals(tokens[-1], tuple(drafts))[None]
+            verify_len = int(policy.plan(view, decision, survivals)[0])
+        capacities.add(verify_len)
+        for k in range(verify_len + 1):
+            truth = draw(toy.target[tokens[-1]], position + k)
+            tokens.append(truth)
+            if k == verify_len or truth != drafts[k]:
+                break
+    return tuple(tokens[1 : case.length + 1]), capacities
+
+
+@pytest.mark.parametrize(("name", "options"), [p for p in POLICIES if p[0] != "adaptive"])
+def test_a_seeded_request_is_a_function_of_its_noise_alone(
+    name: str, options: dict[str, Any]
+) -> None:
+    atoms = [(0.4, 0.2), (0.3, 0.55), (0.3, 0.85)]  # (probability, u): thresholds are .4 and .7
+    seen: set[int] = set()
+    for curve in ("linear", "cliff"):
+        case = Case(COUPLED, table_of(curve), SAMPLED, length=3)
+        found: dict[tuple[Tokens, ...], float] = {}
+        for combination in itertools.product(atoms, repeat=case.length + TOY.num_drafts):
+            noise = np.array([u for _, u in combination])
+            tokens, capacities = coupled_run(case, policy_of(name, options, case.table), noise)
+            plain, _ = coupled_run(case, policy_of("autoregressive", {}, case.table), noise)
+            assert tokens == plain
+            seen |= capacities
+            share = float(np.prod([share for share, _ in combination]))
+            found[(tokens,)] = found.get((tokens,), 0.0) + share
+        assert deviation(case, found) <= EXACT
+    assert name not in VARYING or len(seen) >= 2
+
+
+def test_a_seeded_request_is_reproducible_under_adaptive_over_many_steps() -> None:
+    rng = np.random.default_rng(0)
+    for curve in CURVES:
+        table = table_of(curve)
+        case = Case(COUPLED, table, SAMPLED, length=40)
+        for _ in range(20):
+            noise = rng.random(60)
+            tokens, _ = coupled_run(case, policy_of("adaptive", ADAPTIVE, table), noise)
+            assert tokens == coupled_run(case, policy_of("autoregressive", {}, table), noise)[0]
+
+
+# --- mutants --------------------------------------------------------------------------------------
+
+
+class CurrentSearch(PolicyBase):
+    """Mutant: global arg-max of Θ over *current* survivals, K = 0 included."""
+
+    def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
+        assert self.table is not None
+        admissible, count = admissible_survivals(view, decision, survivals)
+        options = draft_options(self.table, view, admissible, count, with_empty=True)
+        assert options is not None
+        return plan_top(view, decision, survivals, int(options.capacities[options.best_by_rate()]))
+
+
+class CurrentAdaptive(AdaptivePolicy):
+    """Mutant: decides again once the current survivals are known."""
+
+    def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
+        assert self.table is not None
+        options = draft_options(self.table, view, survivals[None], survivals.size, with_empty=True)
+        assert options is not None
+        best = options.best_by_value(self.last_rate)
+        self.history.record(view, decision.draft_mask, survivals)
+        return plan_top(view, decision, survivals, int(options.capacities[best]))
+
+
+def appendix_case(toy: Toy | None = None) -> Case:
+    table = make_table([[1.0, 2.0, 1 / 0.45]], buckets=(1,), rungs=(1, 2, 3), num_drafts=2)
+    published = Toy(
+        target=np.array([[0.7, 0.3], [0.7, 0.3]]),
+        draft=np.array([[0.5, 0.5], [0.5, 0.5]]),
+        confidences=np.array([[0.8, 0.8], [0.9, 0.0]]),
+    )
+    return Case(toy or published, table, SAMPLED, length=2)
+
+
+def test_the_papers_counterexample_comes_out_with_its_published_numbers() -> None:
+    case = appendix_case()
+    found, _ = output_distribution(case, CurrentSearch(PolicyResources(case.table)))
+    assert first_token_share(found, 0) == pytest.approx(0.85, abs=EXACT)
+    assert first_token_share(found, 1) == pytest.approx(0.15, abs=EXACT)
+    seen = check(case, policy_of("prefix", {}, case.table))
+    assert seen.capacities == {0}
+
+
+def test_a_mutant_that_takes_its_capacity_from_current_survivals_is_caught() -> None:
+    table = table_of("cliff")
+    case = Case(TOY, table, SAMPLED, length=3)
+    mutant = CurrentSearch(PolicyResources(table))
+    assert deviation(case, output_distribution(case, mutant)[0]) > 1e-3
+    check(Case(TOY, table, GREEDY_DRAFTS, length=3), mutant)
+
+
+def test_ratio_bucket_leaks_under_sampled_drafts_which_is_why_it_does_not_cover_them() -> None:
+    table = make_table([[1.0, 1.0, 1.3, 1.3]], buckets=(1,), rungs=(1, 2, 3, 4))
+    toy = Toy(TOY.target, TOY.draft, np.array([[0.8, 0.8], [0.5, 0.5], [0.99, 0.0]]))
+    policy = policy_of("ratio_bucket", {"ratios": [0.25, 1.0], "exact": True}, table)
+    case = Case(toy, table, SAMPLED, length=3)
+    found, seen = output_distribution(case, policy)
+    assert seen.capacities == {1, 3}
+    assert deviation(case, found) > 1e-3
+    assert SAMPLED not in policy.covers
+    check(Case(toy, table, GREEDY_DRAFTS, length=3), policy)
+
+
+def test_a_mutant_of_adaptive_that_decides_after_drafting_is_caught() -> None:
+    table = table_of("cliff")
+    case = Case(TOY, table, SAMPLED, length=3)
+    real = policy_of("adaptive", ADAPTIVE, table)
+    mutant = CurrentAdaptive(real.options, PolicyResources(table))
+    assert deviation(case, output_distribution(case, mutant)[0]) > 1e-3
+
+
+# γ = 4: the survival at position 4 tells x_3, which two steps of one token each leave undecided.
+DEEP = Toy(
+    target=np.array([[0.7, 0.3], [0.7, 0.3]]),
+    draft=np.array([[0.5, 0.5], [0.5, 0.5]]),
+    confidences=np.array([[0.8, 0.8], [0.8, 0.8], [0.8, 0.8], [0.99, 0.0]]),
+)
+DEEP_TABLE = make_table(
+    [[1.0, 3.25, 3.25, 3.25, 3.25]],
+    buckets=(1,),
+    rungs=(1, 2, 3, 4, 5),
+    no_draft=[1.0],
+    num_drafts=4,
+)
+
+
+@pytest.mark.parametrize("name", ["prefix_async", "adaptive"])
+def test_a_mutant_that_reuses_draft_noise_is_caught(name: str) -> None:
+    fresh, reused = (
+        Case(DEEP, DEEP_TABLE, SAMPLED, length=4, reuse_noise=r) for r in (False, True)
+    )
+    seen = check(fresh, policy_of(name, dict(POLICIES)[name], DEEP_TABLE))
+    assert seen.capacities >= {0, 4}
+    found, _ = output_distribution(reused, policy_of(name, dict(POLICIES)[name], DEEP_TABLE))
+    assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
+    assert deviation(reused, found) > 1e-3
+
+
+def test_noise_may_be_reused_only_because_fixed_depths_do_not_look_at_it() -> None:
+    table = table_of("linear")
+    case = Case(TOY, table, SAMPLED, length=4, reuse_noise=True)
+    check(case, policy_of("fixed", {"num_draft_tokens": 2}, table))
+
+
+def test_a_mutant_that_draws_a_residual_after_truncation_is_caught() -> None:
+    table = table_of("linear")
+    case = Case(TOY, table, SAMPLED, length=3)
+    policy = policy_of("fixed", {"num_draft_tokens": 2}, table)
+    found, _ = output_distribution(case, policy, accept_with_residual_after_truncation)
+    assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
+    assert deviation(case, found) > 1e-2
+    full, _ = output_distribution(
+        case, policy_of("fixed", {}, table), accept_with_residual_after_truncation
+    )
+    assert deviation(case, full) <= EXACT  # nothing is truncated at full depth
+
+
+def own_probability(toy: Toy, anchor: int, drafts: Tokens) -> np.ndarray:
+    """Mutant score: the candidate's own draft probability, cumulated."""
+    before = (anchor, *drafts[:-1])
+    own = [toy.draft[b, x] for b, x in zip(before, drafts, strict=True)]
+    return np.cumprod(np.array(own, np.float32))
+
+
+def test_a_score_with_the_candidates_own_probability_is_caught_with_its_published_number() -> None:
+    toy = Toy(
+        target=np.array([[0.5, 0.5], [0.5, 0.5]]),
+        draft=np.array([[0.7, 0.3], [0.7, 0.3]]),
+        confidences=np.array([[0.5, 0.5]]),
+        score=own_probability,
+    )
+    table = make_table([[1.0, 2.0]], buckets=(1,), rungs=(1, 2), num_drafts=1)
+    keep = policy_of("threshold", {"threshold": 0.5}, table)
+    case = Case(toy, table, SAMPLED, length=1)
+    found, _ = output_distribution(case, keep)
+    assert first_token_share(found, 0) == pytest.approx(0.65, abs=EXACT)
+    greedy = Case(toy, table, GREEDY_DRAFTS, length=1)
+    check(greedy, keep)
+
+
+def test_old_survivals_may_be_one_step_old_as_long_as_noise_is_fresh() -> None:
+    table = table_of("staircase")
+    policy = policy_of("prefix_async", {"staleness": 1}, table)
+    assert isinstance(policy, PrefixAsyncPolicy)
+    check(Case(TOY, table, SAMPLED, length=5), policy)
