@@ -7,7 +7,9 @@ Everything "auto" is resolved here into concrete objects and logged once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.config import SystemConfig
@@ -15,17 +17,25 @@ from trtllm_dspark.decoding.drafters.ngram import NgramDrafter
 from trtllm_dspark.decoding.drafters.none import NoDrafter
 from trtllm_dspark.decoding.drafters.protocol import Drafter
 from trtllm_dspark.decoding.loop import DecodingLoop
+from trtllm_dspark.decoding.profiling import measure_table
 from trtllm_dspark.engines.protocol import Engine
-from trtllm_dspark.engines.torch_loader import load_torch_engine
+from trtllm_dspark.engines.torch_loader import load_torch_engine, read_drafter
+from trtllm_dspark.environment import cache_dir
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.scheduling import create_policy
+from trtllm_dspark.scheduling import PolicyResources, create_policy
 from trtllm_dspark.scheduling.buckets import build_ladder
+from trtllm_dspark.scheduling.calibration import Calibration
+from trtllm_dspark.scheduling.latency_table import LatencyTable, usable_table
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
 from trtllm_dspark.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
 NGRAM_DRAFTS = 7
+DRAFTER_SUBDIR = "drafter"
+"""Where `dspark prepare` puts the default drafter inside a model directory."""
+PROFILE_BUDGET_S = 30.0
+TABLE_POLICIES = ("adaptive", "prefix", "prefix_async", "ratio_bucket", "best_uniform")
 
 
 @dataclass(frozen=True)
@@ -44,19 +54,25 @@ class System:
 
 
 def build_system(config: SystemConfig) -> System:
-    """Load tokenizer, engine and drafter, and join them to a decoding loop."""
+    """Load tokenizer, engine and drafter, measure what must be measured, join them to a loop."""
     if config.backend != "torch":
         raise ConfigError(f"backend {config.backend!r} cannot be run yet: use 'torch'")
     tokenizer = load_tokenizer(config.model_dir)
-    drafter = build_drafter(config)
-    rungs = build_ladder(config.buckets, drafter.num_drafts)
-    engine = load_torch_engine(config, rungs, num_drafts=drafter.num_drafts)
-    policy = create_policy(config.scheduler.policy, config.scheduler.options)
+    engine, drafter = load_engine(config)
+    table = None
+    if config.scheduler.policy in TABLE_POLICIES:
+        table = latency_table(config, engine, drafter)
+    estimator = SurvivalEstimator(drafter.num_drafts, load_calibration(config, drafter))
+    policy = create_policy(
+        config.scheduler.policy,
+        config.scheduler.options,
+        PolicyResources(table=table, estimator=estimator),
+    )
     loop = DecodingLoop(
         engine,
         drafter,
         policy,
-        SurvivalEstimator(drafter.num_drafts),
+        estimator,
         max_queue_size=config.max_queue_size,
         enable_prefix_reuse=config.cache.enable_prefix_reuse,
         strict_policy=config.scheduler.strict,
@@ -71,16 +87,107 @@ def build_system(config: SystemConfig) -> System:
         engine.info.max_num_requests,
         engine.info.num_pages,
         engine.info.page_size,
-        list(rungs),
+        list(engine.info.rungs),
     )
     return System(config, loop, tokenizer, engine)
 
 
-def build_drafter(config: SystemConfig) -> Drafter:
-    """The configured drafter; plain decoding needs none whatever is configured."""
-    name = config.drafter
-    if config.scheduler.policy == "autoregressive" or name == "none":
-        return NoDrafter()
-    if name in ("auto", "ngram"):
-        return NgramDrafter(NGRAM_DRAFTS)
-    raise ConfigError(f"drafter {name!r} is unknown: choose auto, none or ngram")
+def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
+    """The engine of a configuration and the drafter that goes with it."""
+    directory = drafter_dir(config)
+    if directory is not None:
+        loaded = read_drafter(directory, config.model_dir)
+        gamma = loaded.config.num_drafts
+        rungs = build_ladder(config.buckets, gamma)
+        engine = load_torch_engine(config, rungs, num_drafts=gamma, drafter=loaded)
+        from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
+
+        return engine, DSparkDrafter(engine)
+    plain = config.scheduler.policy == "autoregressive" or config.drafter == "none"
+    drafter: Drafter = NoDrafter() if plain else NgramDrafter(NGRAM_DRAFTS)
+    rungs = build_ladder(config.buckets, drafter.num_drafts)
+    return load_torch_engine(config, rungs, num_drafts=drafter.num_drafts), drafter
+
+
+def drafter_dir(config: SystemConfig) -> Path | None:
+    """Directory of the configured DSpark drafter, None when there is none; 'auto' resolved here."""
+    if config.scheduler.policy == "autoregressive" or config.drafter in ("none", "ngram"):
+        return None
+    if config.drafter != "auto":
+        if not Path(config.drafter).is_dir():
+            raise ConfigError(
+                f"drafter {config.drafter!r} is neither auto, none or ngram nor a directory"
+            )
+        return Path(config.drafter)
+    own = Path(config.model_dir) / DRAFTER_SUBDIR
+    return own if own.is_dir() else None
+
+
+def load_calibration(config: SystemConfig, drafter: Drafter) -> Calibration | None:
+    """calibration.json beside the drafter, if there is one."""
+    directory = drafter_dir(config)
+    path = None if directory is None else directory / "calibration.json"
+    if path is None or not path.is_file():
+        return None
+    return Calibration.load(path)
+
+
+def latency_table(config: SystemConfig, engine: Engine, drafter: Drafter) -> LatencyTable | None:
+    """The table of this engine on this machine: cached by fingerprint, measured when allowed."""
+    info = engine.info
+    path = table_path(info)
+    if config.profile != "force" and path.is_file():
+        return usable_table(LatencyTable.load(path), info.fingerprint, info.rungs)
+    if config.profile == "never" or drafter.num_drafts == 0:
+        return usable_table(None, info.fingerprint, info.rungs)
+    logger.info("measuring the latency table of this engine (about %.0f s)", PROFILE_BUDGET_S)
+    table = profile_engine(config, engine, drafter)
+    return usable_table(table, info.fingerprint, info.rungs)
+
+
+def measure_latency_table(
+    config: SystemConfig,
+    *,
+    context_lens: Sequence[int] | None = None,
+    budget_s: float = PROFILE_BUDGET_S,
+) -> tuple[LatencyTable, Path]:
+    """Load an engine, measure and cache its table; returns (table, where it is kept)."""
+    engine, drafter = load_engine(config)
+    table = profile_engine(config, engine, drafter, context_lens=context_lens, budget_s=budget_s)
+    return table, table_path(engine.info)
+
+
+def profile_engine(
+    config: SystemConfig,
+    engine: Engine,
+    drafter: Drafter,
+    *,
+    context_lens: Sequence[int] | None = None,
+    budget_s: float = PROFILE_BUDGET_S,
+) -> LatencyTable:
+    """Measure the table of an idle engine and keep it under its fingerprint."""
+    info = engine.info
+    table = measure_table(
+        engine,
+        drafter,
+        config.buckets,
+        context_lens=tuple(context_lens or (profile_context_len(info),)),
+        budget_s=budget_s,
+        machine={"device": str(info.extra.get("machine", info.device))},
+    )
+    path = table_path(info)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.save(path)
+    return table
+
+
+def table_path(info: EngineInfo) -> Path:
+    """Where the table of an engine is kept."""
+    return cache_dir() / "latency" / f"{info.fingerprint}.json"
+
+
+def profile_context_len(info: EngineInfo) -> int:
+    """One context length that every request of a full batch has pages for, 256 at most."""
+    pages = (info.num_pages - 1) // info.max_num_requests
+    room = pages * info.page_size - 2 * (info.num_drafts + 1)
+    return max(1, min(256, info.max_seq_len // 2, room))

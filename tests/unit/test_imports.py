@@ -23,7 +23,11 @@ ALLOWED = {
     "scheduling": {"types", "config", "errors"},
     "engines": {"models", "ops", "plugins", "checkpoints", "config", "types", "errors", "_version"},
     "decoding": {"scheduling", "engines", "ops", "types", "config", "errors"},
-    "runtime": {"checkpoints", "engines", "decoding", "scheduling", "config", "types", "errors"},
+    "runtime": {
+        "checkpoints", "engines", "decoding", "scheduling", "config", "types", "errors",
+        "environment",
+    },
+    "environment": {"errors"},
     "options": {"config", "errors"},
     "serving": {
         "runtime", "decoding", "checkpoints", "types", "config", "errors", "options", "_version",

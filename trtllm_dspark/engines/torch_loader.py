@@ -6,16 +6,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from trtllm_dspark.checkpoints import load_model_config, load_target_weights
-from trtllm_dspark.config import ModelConfig, SystemConfig
-from trtllm_dspark.engines.fingerprint import fingerprint, hash_checkpoint
+from trtllm_dspark.checkpoints import load_drafter, load_model_config, load_target_weights
+from trtllm_dspark.config import DrafterConfig, ModelConfig, SystemConfig
+from trtllm_dspark.engines.fingerprint import describe_device, fingerprint, hash_checkpoint
 from trtllm_dspark.engines.precision import resolve_dtype
 from trtllm_dspark.engines.torch_engine import TorchEngine
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
 from trtllm_dspark.types import EngineInfo
 
@@ -52,21 +54,44 @@ def num_pages_for(config: SystemConfig, block_rows: int) -> int:
     return config.buckets.max_num_requests * math.ceil(rows / config.cache.page_size) + 1
 
 
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter as read from disk."""
+
+    config: DrafterConfig
+    weights: dict[str, torch.Tensor]
+    checkpoint_hash: str
+
+
+def read_drafter(directory: str | Path, model_dir: str | Path) -> LoadedDrafter:
+    """Read a drafter of any known layout and check it against its target."""
+    config, weights = load_drafter(directory, load_model_config(model_dir))
+    return LoadedDrafter(config, weights, hash_checkpoint(directory))
+
+
 def load_torch_engine(
-    config: SystemConfig, rungs: tuple[int, ...], *, num_drafts: int = 0, block_rows: int = 0
+    config: SystemConfig,
+    rungs: tuple[int, ...],
+    *,
+    num_drafts: int = 0,
+    drafter: LoadedDrafter | None = None,
 ) -> TorchEngine:
-    """Load the target of `config.model_dir` and allocate its pages."""
+    """Load the target of `config.model_dir` (and its drafter) and allocate their pages.
+
+    `num_drafts` is γ of whatever drafts, inside the engine or outside.
+    """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     model_config = load_model_config(config.model_dir)
     check_lengths(config, model_config)
     dtype = resolve_dtype(config.dtype, config.device)
+    block_rows = 0 if drafter is None else num_drafts + 1
     model = load_target(config.model_dir, dtype, config.device, config.max_seq_len + block_rows)
     facts = {
         "checkpoint": hash_checkpoint(config.model_dir),
+        "drafter": None if drafter is None else drafter.checkpoint_hash,
         "dtype": str(dtype),
         "backend": "torch",
-        "drafter": config.drafter,
         "rungs": rungs,
         "buckets": dataclasses.asdict(config.buckets),
         "page_size": config.cache.page_size,
@@ -81,9 +106,25 @@ def load_torch_engine(
         num_drafts=num_drafts,
         fingerprint=fingerprint(facts, config.device),
         device=config.device,
-        extra={"dtype": str(dtype).removeprefix("torch.")},
+        extra={
+            "dtype": str(dtype).removeprefix("torch."),
+            "machine": describe_device(config.device),
+        },
     )
-    return TorchEngine(model, info)
+    module = None if drafter is None else make_drafter(drafter, model, config.max_seq_len)
+    return TorchEngine(model, info, module)
+
+
+def make_drafter(drafter: LoadedDrafter, target: TargetModel, max_seq_len: int) -> DSparkModel:
+    """The module in the target's dtype and on its device, borrowing its embedding and head."""
+    like = target.embed_tokens.weight
+    model = DSparkModel(drafter.config, target.embed_tokens, target.lm_head, max_seq_len)
+    model.load_state_dict({name: w.to(like.dtype) for name, w in drafter.weights.items()})
+    model.to(device=like.device, dtype=like.dtype)
+    model.rope_table = model.rope_table.float()
+    model.requires_grad_(False)
+    model.pack_()
+    return model.eval()
 
 
 def check_lengths(config: SystemConfig, model: ModelConfig) -> None:

@@ -71,6 +71,9 @@ class NgramDrafter:
     def commit(self, rows: Sequence[CommittedRows]) -> None:
         """Nothing to keep: every call looks at the committed tokens."""
 
+    def sync(self, keys: Sequence[int]) -> None:
+        """Nothing is pending."""
+
     def synced_len(self, key: int) -> int | None:
         """No K/V."""
         return None

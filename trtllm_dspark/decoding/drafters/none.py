@@ -29,6 +29,9 @@ class NoDrafter:
     def commit(self, rows: Sequence[CommittedRows]) -> None:
         """Nothing to keep."""
 
+    def sync(self, keys: Sequence[int]) -> None:
+        """Nothing is pending."""
+
     def synced_len(self, key: int) -> int | None:
         """No K/V."""
         return None

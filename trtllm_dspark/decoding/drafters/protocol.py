@@ -67,6 +67,10 @@ class Drafter(Protocol):
         """Take note of rows that became context, after every step (prefill, no drafts too)."""
         ...
 
+    def sync(self, keys: Sequence[int]) -> None:
+        """Write rows that are still pending for these requests now, in one batch."""
+        ...
+
     def synced_len(self, key: int) -> int | None:
         """Rows of the request whose drafter K/V are written; None = the drafter keeps no K/V.
 
