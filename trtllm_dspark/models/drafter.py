@@ -122,6 +122,13 @@ class DSparkModel(nn.Module):
         )
         self.register_buffer("rope_table", table, persistent=False)
 
+    def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> DSparkModel:
+        """Move or cast weights; the rotary table stays float32, whatever the cast."""
+        table = self.rope_table
+        super()._apply(fn, recurse)
+        self.rope_table = table.to(self.rope_table.device)
+        return self
+
     @property
     def block_len(self) -> int:
         """Input rows of one block: γ with shifted labels, γ+1 without."""

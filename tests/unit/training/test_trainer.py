@@ -35,7 +35,12 @@ CONFIG = TrainConfig(
 
 
 def make_trainer(
-    tmp_path: Path, config: TrainConfig, *, num_workers: int = 1, run: str = "run", **changes: object
+    tmp_path: Path,
+    config: TrainConfig,
+    *,
+    num_workers: int = 1,
+    run: str = "run",
+    **changes: object,
 ) -> Trainer:
     target = make_target()
     store = write_answers(tmp_path / f"data-{run}", 40, seed=1)

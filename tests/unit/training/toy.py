@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A toy language with a known answer: the target continues token x with a fixed permutation of x."""
+"""A toy language with a known answer: after token x comes a fixed permutation of x."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def permutation() -> np.ndarray:
 
 
 def make_target() -> TargetModel:
-    """A target that is certain of `permutation()`; its layers add nothing to the residual stream."""
+    """A target that is certain of `permutation()`; its layers add nothing to the residual."""
     model = TargetModel(CONFIG)
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():

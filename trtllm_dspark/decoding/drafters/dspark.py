@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DSpark drafter of the decoding loop: an engine's drafter model behind the `Drafter` protocol.
+
+Committed rows are kept until somebody drafts (or too many are pending) and then written in one
+batch for all requests concerned. Invariant, checked at every draft: drafter-context rows of a
+request == position of its anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trtllm_dspark.decoding.drafters.protocol import CommittedRows, DraftSource
+from trtllm_dspark.engines.protocol import ContextAppend, DrafterStep, DraftSampling, Engine
+from trtllm_dspark.errors import EngineError
+from trtllm_dspark.types import SCRATCH_PAGE, DraftBlock, IntArray
+
+MAX_PENDING_ROWS = 1024
+"""Rows kept for later over all requests; one more commit writes them."""
+
+
+@dataclass
+class _Context:
+    """Drafter context of one request."""
+
+    synced_len: int
+    """Rows whose K/V is written."""
+    page_ids: IntArray
+    pending: list[torch.Tensor] = field(default_factory=list)
+    """Copies of tapped states of the rows after `synced_len`."""
+
+    @property
+    def num_pending(self) -> int:
+        return sum(len(taps) for taps in self.pending)
+
+
+class DSparkDrafter:
+    """Drafts with `engine.run_drafter`; owns the bookkeeping, not the K/V."""
+
+    name = "dspark"
+    needs_taps = True
+    can_sample = True
+
+    def __init__(self, engine: Engine, max_pending_rows: int = MAX_PENDING_ROWS) -> None:
+        self.engine = engine
+        self.num_drafts = engine.info.num_drafts
+        self.max_pending_rows = max_pending_rows
+        self._contexts: dict[int, _Context] = {}
+
+    def propose(self, sources: Sequence[DraftSource]) -> DraftBlock:
+        """Bring the contexts up to date and draft γ tokens for each source."""
+        self.sync([source.key for source in sources])
+        for source in sources:
+            rows = self.synced_len(source.key)
+            if rows != source.anchor_position:
+                raise EngineError(
+                    f"request {source.key} has {rows} drafter-context rows and its anchor at "
+                    f"position {source.anchor_position}: both must agree (commit every step)"
+                )
+        sampling = make_sampling(sources)
+        output = self.engine.run_drafter(
+            DrafterStep(
+                anchor_ids=np.array([s.token_ids[-1] for s in sources], np.int32),
+                anchor_positions=np.array([s.anchor_position for s in sources], np.int32),
+                page_table=make_page_table([s.page_ids for s in sources]),
+                sampling=sampling,
+            )
+        )
+        sampled = (sampling.temperature > 0.0) & (sampling.top_k != 1)
+        return DraftBlock(
+            token_ids=output.token_ids,
+            draft_lens=np.full(len(sources), self.num_drafts, np.int32),
+            confidence_logits=output.confidence_logits,
+            draft_probs=output.draft_probs if sampled.any() else None,
+            sampled=sampled if sampled.any() else None,
+        )
+
+    def commit(self, rows: Sequence[CommittedRows]) -> None:
+        """Keep the rows' tapped states (copied: the engine's are good for one step only)."""
+        for row in rows:
+            key = row.source.key
+            context = self._contexts.get(key)
+            if context is None:
+                # Rows before the first commit came with shared prefix pages.
+                context = _Context(row.start_position, row.source.page_ids)
+                self._contexts[key] = context
+            known = context.synced_len + context.num_pending
+            if row.start_position != known or row.taps is None:
+                raise EngineError(
+                    f"request {key}: rows from position {row.start_position} were committed, "
+                    f"expected position {known} and tapped states"
+                )
+            context.page_ids = np.array(row.source.page_ids, np.int32)
+            if row.num_rows:
+                context.pending.append(row.taps.clone())
+        if sum(c.num_pending for c in self._contexts.values()) > self.max_pending_rows:
+            self.sync(list(self._contexts))
+
+    def sync(self, keys: Sequence[int]) -> None:
+        """Write all pending rows of these requests in one call."""
+        contexts = [self._contexts[key] for key in keys if key in self._contexts]
+        contexts = [context for context in contexts if context.pending]
+        if not contexts:
+            return
+        counts = np.array([context.num_pending for context in contexts])
+        positions = [c.synced_len + np.arange(n) for c, n in zip(contexts, counts, strict=True)]
+        self.engine.append_context(
+            ContextAppend(
+                taps=torch.cat([taps for context in contexts for taps in context.pending]),
+                positions=np.concatenate(positions).astype(np.int32),
+                cu_row_lens=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+                page_table=make_page_table([context.page_ids for context in contexts]),
+            )
+        )
+        for context, count in zip(contexts, counts, strict=True):
+            context.synced_len += int(count)
+            context.pending.clear()
+
+    def synced_len(self, key: int) -> int | None:
+        """Rows of the request whose drafter K/V are written; 0 for an unknown request."""
+        context = self._contexts.get(key)
+        return 0 if context is None else context.synced_len
+
+    def release(self, key: int) -> None:
+        """Forget a request and what is pending for it."""
+        self._contexts.pop(key, None)
+
+
+def make_page_table(page_ids: Sequence[IntArray]) -> IntArray:
+    """[R, P] padded with the scratch page. Example: [[3, 4], [7]] → [[3, 4], [7, 0]]."""
+    width = max(len(ids) for ids in page_ids)
+    table = np.full((len(page_ids), width), SCRATCH_PAGE, np.int32)
+    for row, ids in enumerate(page_ids):
+        table[row, : len(ids)] = ids
+    return table
+
+
+def make_sampling(sources: Sequence[DraftSource]) -> DraftSampling:
+    """Sampling of each source; temperature 0 where drafts are to be deterministic."""
+    greedy = [s.draft_greedily or s.params.is_greedy for s in sources]
+    return DraftSampling(
+        temperature=np.array(
+            [0.0 if g else s.params.temperature for s, g in zip(sources, greedy, strict=True)],
+            np.float32,
+        ),
+        top_k=np.array([s.params.top_k for s in sources], np.int32),
+        top_p=np.array([s.params.top_p for s in sources], np.float32),
+        min_p=np.array([s.params.min_p for s in sources], np.float32),
+        seeds=np.array([s.noise_seed for s in sources], np.uint64),
+        coupled=np.array([s.is_coupled for s in sources], np.bool_),
+    )
