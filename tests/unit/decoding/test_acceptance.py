@@ -193,6 +193,17 @@ def test_coupled_output_follows_the_target():
     )
 
 
+def test_filters_cut_the_distribution_after_temperature():
+    """Temperature 0.5 squares p to [.25, .09, .04]; top-p 0.8 then keeps two tokens."""
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64))
+    params = SamplingParams(temperature=0.5, top_p=0.8)
+    probs = [
+        float(accept(logits, batch_of([[x]], [0], [view([0], params)])).dropped_accept_probs[0])
+        for x in range(3)
+    ]
+    np.testing.assert_allclose(probs, [0.25 / 0.34, 0.09 / 0.34, 0.0], rtol=1e-6)
+
+
 def test_results_are_laid_out_by_request_and_padded():
     logits = torch.eye(4)[[1, 2, 3, 0, 3, 2]]
     sequences = [view([0]), view([0, 0]), view([0])]
