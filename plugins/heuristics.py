@@ -13,8 +13,8 @@ SPLIT_ALIGN = 256
 """Least K/V rows per split, and what split boundaries are multiples of."""
 
 MAX_SPLITS = 64
-PARTIAL_BYTES_LIMIT = 64 << 20
-"""Partials beyond this cost more traffic than the splits can win back."""
+PARTIAL_BYTES_LIMIT = 256 << 20
+"""Memory that the partials of one call may take (requests write only the splits they use)."""
 
 PROGRAMS_PER_SM = 2
 """Attention programs that one multiprocessor surely holds at once (by shared memory)."""

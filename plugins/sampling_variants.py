@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import triton.language as tl
+from dspark_plugins.accept_drafts import AS_LOGITS, AS_PROBS, BLOCK_TOKENS, NUM_WARPS, ONE_HOT
 from dspark_plugins.heuristics import choose_vocabulary_tile, next_power_of_2
 from dspark_plugins.kernel_variant import KernelVariant
+from dspark_plugins.kernels.accept_drafts import accept_drafts_kernel
 from dspark_plugins.kernels.markov_select import markov_select_kernel
 from dspark_plugins.kernels.markov_tile import markov_tile_kernel
 from dspark_plugins.kernels.select_drafts import select_drafts_kernel
@@ -33,7 +35,12 @@ QWEN3_DRAFTER = DrafterSpec("qwen3_8b", 151936, 256, 4096)
 
 def list_sampling_variants() -> list[KernelVariant]:
     """Every specialisation of the kernels that choose tokens, in a fixed order."""
-    return [*_select_variants(), *_tile_variants(), *_markov_select_variants()]
+    return [
+        *_select_variants(),
+        *_tile_variants(),
+        *_markov_select_variants(),
+        *_accept_variants(),
+    ]
 
 
 def _select_variants() -> Iterator[KernelVariant]:
@@ -147,3 +154,45 @@ def _markov_select_variants() -> Iterator[KernelVariant]:
             "BLOCK_K": drafter.rank,
         }
         yield KernelVariant("markov_select", drafter.name, markov_select_kernel, types, constants)
+
+
+def _accept_variants() -> Iterator[KernelVariant]:
+    for drafter, form, has_thresholds, has_coupled in (
+        (SMOLLM2_DRAFTER, ONE_HOT, False, False),
+        (QWEN3_DRAFTER, ONE_HOT, False, True),
+        (QWEN3_DRAFTER, AS_PROBS, True, True),
+        (QWEN3_DRAFTER, AS_LOGITS, True, True),
+    ):
+        types = {
+            "logits_ptr": "*fp32",
+            "thresholds_ptr": "*fp32",
+            "scales_ptr": "*fp32",
+            "cu_rows_ptr": "*i32",
+            "draft_ids_ptr": "*i32",
+            "draft_lens_ptr": "*i32",
+            "draft_probs_ptr": "*fp32",
+            "draft_stats_ptr": "*fp32",
+            "draft_thresholds_ptr": "*fp32",
+            "sampled_ptr": "*i8",
+            "rules_ptr": "*i32",
+            "accept_uniforms_ptr": "*fp64",
+            "final_uniforms_ptr": "*fp64",
+            "seeds_ptr": "*i64",
+            "anchor_positions_ptr": "*i64",
+            "num_requests": "i32",
+            "accepted_lens_ptr": "*i32",
+            "next_ids_ptr": "*i32",
+            "dropped_ptr": "*fp32",
+        }
+        constants = {
+            "VOCAB": drafter.vocab_size,
+            "NUM_DRAFTS": 7,
+            "HAS_THRESHOLDS": has_thresholds,
+            "HAS_COUPLED": has_coupled,
+            "DRAFT_FORM": form,
+            "BLOCK": BLOCK_TOKENS,
+        }
+        name = f"{drafter.name}_{('one_hot', 'probs', 'logits')[form]}"
+        yield KernelVariant(
+            "accept_drafts", name, accept_drafts_kernel, types, constants, num_warps=NUM_WARPS
+        )

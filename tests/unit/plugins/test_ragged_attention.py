@@ -119,16 +119,16 @@ def test_a_drafter_block_sees_all_of_its_rows(num_splits: int) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("window", [1, 5, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, 16, 33])
 def test_a_window_hides_older_rows(window: int, is_causal: bool) -> None:
-    batch = make_paged_batch([3, 6, 1], [40, 2, 33])
+    batch = make_paged_batch([3, 6, 1], [40, 2, 33], heads=2, kv_heads=1)
     expected = attend(batch, SCALE, is_causal=is_causal, window=window)
     assert_close(run_batch(batch, 3, is_causal=is_causal, window=window), expected)
 
 
-@pytest.mark.parametrize("num_splits", [2, 7, 64])
+@pytest.mark.parametrize("num_splits", [2, 9])
 def test_splits_beyond_a_requests_rows_are_neither_written_nor_read(num_splits: int) -> None:
-    batch = make_paged_batch([2, 1, 5], [60, 3, 30])
+    batch = make_paged_batch([2, 1, 5], [60, 3, 30], heads=2, kv_heads=1)
     assert_close(run_batch(batch, num_splits), attend(batch, SCALE))
 
 
