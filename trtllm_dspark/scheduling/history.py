@@ -35,6 +35,7 @@ class SurvivalHistory:
         self._steps = np.full((0, self._depth), NEVER, np.int64)
         self._counts = np.zeros(0, np.int64)
         self._keys: tuple[int, ...] = ()
+        self._pending: tuple[BatchView, npt.NDArray[np.bool_]] | None = None
         self._slots = np.zeros(0, np.int64)
 
     def begin_step(self) -> None:
@@ -45,11 +46,23 @@ class SurvivalHistory:
         self, view: BatchView, drafted: npt.NDArray[np.bool_], survivals: FloatArray
     ) -> None:
         """Remember this step's survivals [R, γ] of the drafted requests."""
+        self._pending = None
         slots = self._slots_for(view)[drafted]
         column = self._counts[slots] % self._depth
         self._values[slots, column] = survivals[drafted]
         self._steps[slots, column] = self.step
         self._counts[slots] += 1
+
+    def record_decision(self, view: BatchView, drafted: npt.NDArray[np.bool_]) -> None:
+        """Note whom this step drafts for; `settle` fills in for a drafter that proposes nothing."""
+        self._pending = (view, drafted) if drafted.any() else None
+
+    def settle(self, request_keys: tuple[int, ...]) -> None:
+        """Record zeros where drafting was decided and no survivals came (no proposal at all)."""
+        pending, self._pending = self._pending, None
+        if pending is not None and pending[0].request_keys == request_keys:
+            view, drafted = pending
+            self.record(view, drafted, np.zeros((len(drafted), view.num_drafts), np.float32))
 
     def recall(self, view: BatchView, prior: FloatArray, num_samples: int = 1) -> FloatArray:
         """Return [M, R, γ]: the newest M admissible samples of every request, newest first.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact enumeration of speculative decoding on toy tables: real policy objects, an independent
-acceptance rule, every outcome of the keyed draft noise, equal states merged.
+"""Exact enumeration of speculative decoding: real policy objects on toy tables, every outcome of
+drafting and acceptance, equal states merged.
 
 `output_distribution` returns the distribution of whole continuations of R requests; a policy is
-lossless iff it equals `target_distribution`, the one of plain sampling.
+lossless iff it equals the one of plain sampling (`toys.target_distribution`).
 """
 
 from __future__ import annotations
@@ -12,59 +12,23 @@ import io
 import itertools
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tests.unit.scheduling.toys import (
+    Acceptance,
+    Case,
+    Noise,
+    Tokens,
+    accept_exactly,
+    draft_blocks,
+)
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision
 from trtllm_dspark.types import DraftMode, StepOutcome
-
-Tokens = tuple[int, ...]
-Noise = tuple[tuple[Any, float], ...]
-Acceptance = Callable[["Toy", int, Tokens, int, bool], Iterator[tuple[float, int, int]]]
-
-
-@dataclass(frozen=True)
-class Toy:
-    """Tables over V tokens; every row depends on the previous token."""
-
-    target: np.ndarray
-    """[V, V] p(next | previous)."""
-    draft: np.ndarray
-    """[V, V] q(next | previous)."""
-    confidences: np.ndarray
-    """[γ, V] c_k given x_{k−1} (the anchor for k = 1): never a function of x_k."""
-    score: Callable[[Toy, int, Tokens], np.ndarray] | None = None
-    """Replaces the confidences by anything at all: for mutants."""
-
-    @property
-    def num_drafts(self) -> int:
-        return len(self.confidences)
-
-    def survivals(self, anchor: int, drafts: Tokens) -> np.ndarray:
-        """[γ] float32 survivals of one block."""
-        if self.score is not None:
-            return self.score(self, anchor, drafts)
-        before = (anchor, *drafts[:-1])
-        own = [self.confidences[k, token] for k, token in enumerate(before)]
-        return np.cumprod(np.array(own, np.float32))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One enumeration: requests, horizon, mode, costs."""
-
-    toy: Toy
-    table: LatencyTable
-    mode: DraftMode
-    anchors: Tokens = (0,)
-    length: int = 6
-    """Tokens of every continuation; a request leaves once it has them."""
-    reuse_noise: bool = False
-    """Mutant: draft noise keyed by absolute position instead of (anchor position, slot)."""
 
 
 @dataclass
@@ -75,86 +39,6 @@ class Seen:
     decisions: set[str] = field(default_factory=set)
     num_states: int = 0
     last_step: int = 0
-
-
-# --- acceptance -----------------------------------------------------------------------------------
-
-
-def accept_exactly(
-    toy: Toy, anchor: int, drafts: Tokens, verify_len: int, one_hot: bool
-) -> Iterator[tuple[float, int, int]]:
-    """Yield (probability, accepted length, last token): accept min(1, p/q), then residual."""
-    chance, previous = 1.0, anchor
-    for k, token in enumerate(drafts[:verify_len]):
-        p = toy.target[previous]
-        q = np.eye(len(p))[token] if one_hot else toy.draft[previous]
-        accept = min(1.0, p[token] / q[token])
-        residual = np.maximum(p - q, 0.0)
-        if accept < 1.0:
-            for other, share in enumerate(residual / residual.sum()):
-                yield chance * (1.0 - accept) * share, k, other
-        chance, previous = chance * accept, token
-    for token, share in enumerate(toy.target[previous]):
-        yield chance * share, verify_len, token
-
-
-def accept_with_residual_after_truncation(
-    toy: Toy, anchor: int, drafts: Tokens, verify_len: int, one_hot: bool
-) -> Iterator[tuple[float, int, int]]:
-    """Mutant: a truncated block draws its extra token from the residual at row ℓ."""
-    for chance, accepted, token in accept_exactly(toy, anchor, drafts, verify_len, one_hot):
-        truncated = accepted == verify_len < toy.num_drafts
-        if not truncated:
-            yield chance, accepted, token
-        elif token == 0:
-            previous = (anchor, *drafts)[verify_len]
-            p = toy.target[previous]
-            q = toy.draft[previous]
-            residual = np.maximum(p - q, 0.0)
-            residual = residual / residual.sum() if residual.sum() > 0 else p
-            for other, share in enumerate(residual):
-                yield chance / p[0] * share, accepted, other
-
-
-# --- drafts ---------------------------------------------------------------------------------------
-
-
-def noise_atoms(toy: Toy) -> list[tuple[float, float]]:
-    """Return (probability, midpoint) of the intervals of u that no row of q tells apart."""
-    edges = sorted({0.0, 1.0, *np.cumsum(toy.draft, axis=1)[:, :-1].ravel().tolist()})
-    return [(b - a, (a + b) / 2) for a, b in itertools.pairwise(edges) if b > a]
-
-
-def draw(row: np.ndarray, u: float) -> int:
-    return int(np.searchsorted(np.cumsum(row), u, side="right"))
-
-
-def draft_blocks(
-    case: Case, anchor: int, position: int, carried: Noise
-) -> Iterator[tuple[float, Tokens, Noise]]:
-    """Yield (probability, drafts, noise used by key) of one block drafted at `position`."""
-    toy = case.toy
-    if case.mode is not DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS:
-        drafts, previous = [], anchor
-        for _ in range(toy.num_drafts):
-            previous = int(np.argmax(toy.draft[previous]))
-            drafts.append(previous)
-        yield 1.0, tuple(drafts), ()
-        return
-    known = dict(carried)
-    blocks: list[tuple[float, Tokens, Noise]] = [(1.0, (), ())]
-    for slot in range(1, toy.num_drafts + 1):
-        key = position + slot if case.reuse_noise else (position, slot)
-        atoms = [(1.0, known[key])] if key in known else noise_atoms(toy)
-        longer: dict[tuple[Tokens, Noise], float] = defaultdict(float)
-        for chance, drafts, used in blocks:
-            previous = drafts[-1] if drafts else anchor
-            for share, u in atoms:
-                token = draw(toy.draft[previous], u)
-                kept = (*used, (key, u)) if case.reuse_noise else ()
-                longer[((*drafts, token), kept)] += chance * share
-        blocks = [(chance, drafts, used) for (drafts, used), chance in longer.items()]
-    yield from blocks
 
 
 # --- policies as states --------------------------------------------------------------------------
@@ -231,14 +115,21 @@ def _step(
         survivals = np.zeros((len(live), case.toy.num_drafts), np.float32)
         for i, r in enumerate(live):
             if mask[i]:
-                survivals[i] = case.toy.survivals(anchors[r], combination[i][1])
+                block = combination[i][1]
+                toy = case.toy
+                survivals[i] = (toy.own if case.estimates else toy.survivals)(anchors[r], block)
         key = survivals.tobytes()
         if key not in plans:
             plans[key] = _plan(case, view, decision, decided, survivals, seen)
         lens, planned = plans[key]
-        for outcome_share, after in _accept(
-            case, state, live, anchors, combination, lens, planned, acceptance, view, mask
-        ):
+        dropped = [
+            case.toy.dropped(anchors[r], combination[i][1], int(lens[i]))
+            if mask[i] and lens[i] < case.toy.num_drafts
+            else np.nan
+            for i, r in enumerate(live)
+        ]
+        context = StepContext(case, view, mask, lens, survivals, tuple(dropped), planned)
+        for outcome_share, after in _accept(context, state, live, anchors, combination, acceptance):
             yield after, share * outcome_share
 
 
@@ -265,6 +156,9 @@ def _plan(
     policy = thaw(decided, case.table)
     lens = np.zeros(len(view.request_keys), np.int32)
     if decision.draft_mask.any():
+        if case.estimates:
+            drafted = np.where(decision.draft_mask, view.num_drafts, 0)
+            survivals = policy.estimator.survivals(logits_of(survivals), drafted, view.modes)
         lens = policy.plan(view, decision, survivals)
     kind = "probe" if decision.is_probe else "draft" if decision.draft_mask.any() else "plain"
     seen.decisions.add(kind)
@@ -272,18 +166,35 @@ def _plan(
     return lens, freeze(policy)
 
 
+@dataclass(frozen=True)
+class StepContext:
+    """One planned step, for its outcomes."""
+
+    case: Case
+    view: BatchView
+    mask: np.ndarray
+    lens: np.ndarray
+    scores: np.ndarray
+    """[R, γ] survivals, or confidences where the estimator makes survivals of them."""
+    dropped: tuple[float, ...]
+    planned: bytes
+
+
+def logits_of(confidences: np.ndarray) -> np.ndarray:
+    """[R, γ] float32 logits; −inf where nothing is drafted."""
+    with np.errstate(divide="ignore"):
+        return np.log(confidences / (1.0 - confidences)).astype(np.float32)
+
+
 def _accept(
-    case: Case,
+    step: StepContext,
     state: State,
     live: list[int],
     anchors: dict[int, int],
     combination: tuple[tuple[float, Tokens, Noise], ...],
-    lens: np.ndarray,
-    planned: bytes,
     acceptance: Acceptance,
-    view: BatchView,
-    mask: np.ndarray,
 ) -> Iterator[tuple[float, State]]:
+    case, lens = step.case, step.lens
     one_hot = case.mode is not DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS
     outcomes = [
         [
@@ -297,7 +208,7 @@ def _accept(
     for joint in itertools.product(*outcomes):
         accepted = tuple(o[1] for o in joint)
         if accepted not in observed:
-            observed[accepted] = _observe(case, view, mask, lens, accepted, planned)
+            observed[accepted] = _observe(step, accepted)
         tokens, noise = list(state[0]), list(state[1])
         for i, r in enumerate(live):
             block = combination[i][1][: accepted[i]]
@@ -309,64 +220,26 @@ def _accept(
         yield share, (tuple(tokens), tuple(noise), observed[accepted])
 
 
-def _observe(
-    case: Case,
-    view: BatchView,
-    mask: np.ndarray,
-    lens: np.ndarray,
-    accepted: Tokens,
-    planned: bytes,
-) -> bytes:
-    policy = thaw(planned, case.table)
+def _observe(step: StepContext, accepted: Tokens) -> bytes:
+    case, lens, mask = step.case, step.lens, step.mask
+    policy = thaw(step.planned, case.table)
     if not learns(policy):
-        return planned
-    policy.observe(
-        StepOutcome(
-            request_keys=view.request_keys,
-            verify_lens=lens.astype(np.int32),
-            accepted_lens=np.array(accepted, np.int32),
-            draft_lens=np.where(mask, case.toy.num_drafts, 0).astype(np.int32),
-            confidence_logits=None,
-            modes=view.modes,
-            dropped_accept_probs=np.full(len(lens), np.nan, np.float32),
-            rung=len(lens) + int(lens.sum()),
-            num_prefill_tokens=0,
-            drafted=bool(mask.any()),
-            step_ms=1.0,
-        )
+        return step.planned
+    whole = np.array(accepted) == lens
+    outcome = StepOutcome(
+        request_keys=step.view.request_keys,
+        verify_lens=lens.astype(np.int32),
+        accepted_lens=np.array(accepted, np.int32),
+        draft_lens=np.where(mask, case.toy.num_drafts, 0).astype(np.int32),
+        confidence_logits=logits_of(step.scores) if case.estimates and mask.any() else None,
+        modes=step.view.modes,
+        dropped_accept_probs=np.where(whole, step.dropped, np.nan).astype(np.float32),
+        rung=len(lens) + int(lens.sum()),
+        num_prefill_tokens=0,
+        drafted=bool(mask.any()),
+        step_ms=1.0,
     )
+    if case.estimates:
+        policy.estimator.observe(outcome)
+    policy.observe(outcome)
     return freeze(policy)
-
-
-# --- references -----------------------------------------------------------------------------------
-
-
-def target_distribution(case: Case) -> dict[tuple[Tokens, ...], float]:
-    """Return the distribution of plain sampling: requests are independent."""
-    single = []
-    for anchor in case.anchors:
-        paths: dict[Tokens, float] = {(): 1.0}
-        for _ in range(case.length):
-            longer = {}
-            for tokens, chance in paths.items():
-                for token, share in enumerate(case.toy.target[(anchor, *tokens)[-1]]):
-                    if share > 0.0:
-                        longer[(*tokens, token)] = chance * share
-            paths = longer
-        single.append(paths)
-    joint: dict[tuple[Tokens, ...], float] = {}
-    for combination in itertools.product(*(paths.items() for paths in single)):
-        joint[tuple(t for t, _ in combination)] = float(np.prod([c for _, c in combination]))
-    return joint
-
-
-def deviation(case: Case, found: dict[tuple[Tokens, ...], float]) -> float:
-    """Return the largest difference of a continuation's probability from plain sampling's."""
-    expected = target_distribution(case)
-    keys = set(expected) | set(found)
-    return max(abs(expected.get(key, 0.0) - found.get(key, 0.0)) for key in keys)
-
-
-def first_token_share(found: dict[tuple[Tokens, ...], float], token: int = 0) -> float:
-    """Return P(first token of the first request = token)."""
-    return sum(chance for tokens, chance in found.items() if tokens[0][0] == token)

@@ -67,6 +67,22 @@ def test_the_newest_survivals_of_an_undrafted_request_stay_and_its_older_ones_ex
     assert seen == [[PRIOR, PRIOR], [0.1, 0.3], kept, kept, expired, expired, expired]
 
 
+def test_a_drafter_that_proposed_nothing_counts_as_survivals_of_zero() -> None:
+    history = SurvivalHistory(1, staleness=1)
+    view = make_view([1], rungs=(8,), num_drafts=1, keys=[7])
+    mask, prior = np.array([True]), np.full((1, 1), PRIOR, np.float32)
+    history.begin_step()
+    history.record_decision(view, mask)
+    history.settle((7,))  # no record came in between
+    history.begin_step()
+    assert history.recall(view, prior)[0, 0, 0] == 0.0
+    history.record_decision(view, mask)
+    history.record(view, mask, np.full((1, 1), 0.25, np.float32))
+    history.settle((7,))
+    history.begin_step()
+    assert history.recall(view, prior)[0, 0, 0] == 0.25
+
+
 def test_memory_does_not_grow_with_the_number_of_requests_ever_seen() -> None:
     history = SurvivalHistory(1, staleness=1, max_age=4)
     for step in range(500):

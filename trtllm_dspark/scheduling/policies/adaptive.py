@@ -2,8 +2,8 @@
 """The default policy `adaptive`: before drafting it maximises Σ survival − λ·C over rungs, over the
 set of requests worth drafting for, and over not drafting at all.
 
-λ is the current rate of this batch, survivals are at least two steps old; current ones only rank under
-the capacity already fixed, so {ℓ_r ≥ k} never depends on x_{r,k}: lossless in every mode.
+λ is the current rate of this batch; survivals are at least two steps old. Current ones only rank
+under the capacity already fixed, so {ℓ_r ≥ k} never depends on x_{r,k}: lossless in every mode.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class AdaptivePolicy(PolicyBase):
     def decide(self, view: BatchView) -> DraftDecision:
         """Choose between a plain step and the best drafted one, from older knowledge only."""
         self.history.begin_step()
+        decision = self._decide(view)
+        self.history.record_decision(view, decision.draft_mask)
+        return decision
+
+    def _decide(self, view: BatchView) -> DraftDecision:
         wanted = view.draft_caps > 0
         if self.table is None or not wanted.any():
             return DraftDecision(draft_mask=wanted)
@@ -146,14 +151,14 @@ class AdaptivePolicy(PolicyBase):
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
         """Return the top-K drafts by current survival and remember the survivals."""
-        if decision.draft_mask.any():
-            self.history.record(view, decision.draft_mask, survivals)
+        self.history.record(view, decision.draft_mask, survivals)
         if decision.capacity is None:
             return plan_everything(view, decision)
         return plan_top(view, decision, survivals, decision.capacity)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Add the step to the long-run rate: committed tokens over the table's cost of its rows."""
+        self.history.settle(outcome.request_keys)
         num_requests = len(outcome.request_keys)
         if self.table is None or num_requests == 0:
             return

@@ -32,7 +32,7 @@ from trtllm_dspark.scheduling.policies.base import (
 )
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision, Sees, register_policy
 from trtllm_dspark.scheduling.policy_options import PolicyResources, refuse_unknown_options
-from trtllm_dspark.types import FloatArray, IntArray
+from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
 
 
 def throughput_curve(table: LatencyTable, view: BatchView, gains: Vector, most: int) -> Vector:
@@ -92,6 +92,7 @@ class PrefixAsyncPolicy(PolicyBase):
             prefill = self.table.prefill_cost(len(view.request_keys), view.num_prefill_tokens)
             theta = options.gains / (options.costs + prefill)
             capacity = int(options.capacities[int(np.argmax(theta))])
+        self.history.record_decision(view, mask)
         return DraftDecision(draft_mask=mask, capacity=capacity)
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
@@ -100,6 +101,10 @@ class PrefixAsyncPolicy(PolicyBase):
         if decision.capacity is None:
             return plan_everything(view, decision)
         return plan_top(view, decision, survivals, decision.capacity)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Close the step: a drafter that proposed nothing counts as survivals of zero."""
+        self.history.settle(outcome.request_keys)
 
 
 @register_policy("prefix")
