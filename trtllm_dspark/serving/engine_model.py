@@ -27,12 +27,12 @@ from trtllm_dspark.serving.model_parameters import (
 from trtllm_dspark.serving.requests import EngineRequest, RequestDefaults, read_request
 from trtllm_dspark.serving.responses import Outputs, TokenResponse, make_engine_outputs
 from trtllm_dspark.serving.triton_io import (
+    GuardedSender,
     ResponseWriter,
     SenderResponder,
     backend,
     configure_logging,
     read_tensors,
-    send_empty_final,
 )
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class EngineModel:
         for request in requests:
             responder = SenderResponder(
                 self._writer,
-                request.get_response_sender(),
+                GuardedSender(request.get_response_sender()),
                 self._make_outputs,
                 request.requested_output_names(),
             )
@@ -109,11 +109,12 @@ class EngineModel:
         tensors = read_tensors(request)
         refuse_unknown_parameters(request.parameters(), _KNOWN)
         handle = str(parse_parameters(request.parameters()).get(HANDLE_PARAMETER, ""))
+        responder.errors_as_outputs = bool(handle)
         if read_bool(tensors, "stop"):
             if not handle and not request.request_id():
                 raise UnsupportedError("stop needs the id of the request that is to be stopped")
             self._engine.stop(client_id="" if handle else request.request_id(), handle=handle)
-            self._writer.put(lambda: send_empty_final(request.get_response_sender()))
+            self._writer.put(responder.end)
             return
         parsed = read_request(
             tensors,

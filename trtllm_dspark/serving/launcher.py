@@ -145,10 +145,11 @@ class TritonServer:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def log_tail(self, num_lines: int = 30) -> str:
-        """The last lines of the server's log."""
+    def log_tail(self, num_lines: int = 12) -> str:
+        """Why models could not be loaded, as far as the log says it, and its last lines."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+        causes = [line for line in lines if line.startswith("E") and "failed to load" in line]
+        return "\n".join(line.split("\\n\\nAt:")[0] for line in causes + lines[-num_lines:])
 
     def __enter__(self) -> TritonServer:
         return self.start()

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.errors import ConfigError, InvalidRequestError
-from trtllm_dspark.runtime import Tokenizer, load_tokenizer
 from trtllm_dspark.serving.inputs import Tensors
 from trtllm_dspark.serving.model_parameters import parse_model_args
 from trtllm_dspark.serving.responses import Outputs

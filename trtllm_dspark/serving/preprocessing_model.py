@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError, InvalidRequestError
-from trtllm_dspark.runtime import Tokenizer, load_tokenizer
 from trtllm_dspark.serving.inputs import (
     Tensors,
     read_bool,

@@ -26,13 +26,13 @@ from trtllm_dspark.serving.inputs import (
     refuse_unsupported,
 )
 from trtllm_dspark.serving.model_parameters import ModelParameters, parse_model_args
+from trtllm_dspark.serving.responses import read_failure
 from trtllm_dspark.serving.tensors import BLS_INPUTS, InputSpec, find_refused
 from trtllm_dspark.serving.triton_io import (
+    GuardedSender,
     backend,
     configure_logging,
     read_tensors,
-    send_empty_final,
-    send_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class TextCall:
     """One running request of a text model."""
 
     tensors: Mapping[str, npt.NDArray]
-    sender: Any
+    sender: GuardedSender
     request_id: str
     timeout_us: int
     wanted: tuple[str, ...]
@@ -116,7 +116,7 @@ class TextModel:
     def execute(self, requests: list[Any]) -> None:
         """Give each request a thread; answers come from there."""
         for request in requests:
-            sender = request.get_response_sender()
+            sender = GuardedSender(request.get_response_sender())
             try:
                 refuse_unknown_parameters(request.parameters())
                 call = TextCall(
@@ -131,7 +131,7 @@ class TextModel:
                     self._calls.add(call)
                 self._pool.submit(self._serve, call)
             except Exception as error:
-                send_error(sender, error)
+                sender.fail(error)
 
     def finalize(self) -> None:
         """Finish what runs, then end the threads."""
@@ -143,9 +143,9 @@ class TextModel:
         try:
             self._forward(call, self._preprocess(call))
         except _ModelError as error:
-            send_error(call.sender, error.error)
+            call.sender.fail(error.error)
         except Exception as error:
-            send_error(call.sender, error)
+            call.sender.fail(error)
         finally:
             with self._lock:
                 self._calls.discard(call)
@@ -183,20 +183,24 @@ class TextModel:
         )
         is_over = False
         for response in request.exec(decoupled=True):
-            if is_over:
-                continue
-            if response.has_error():
-                raise _ModelError(response.error())
-            found = {tensor.name(): tensor for tensor in response.output_tensors()}
-            if not found:
-                continue
-            is_over = bool(found["finish_reason"].as_numpy().reshape(-1)[0])
-            call.sender.send(
-                pb.InferenceResponse(output_tensors=_text_outputs(found, call.wanted)),
-                flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_over else 0,
-            )
-        if not is_over:
-            send_empty_final(call.sender)
+            is_over = is_over or self._pass_on(call, response)
+        call.sender.end()
+
+    def _pass_on(self, call: TextCall, response: Any) -> bool:
+        """Send one response of the engine; whether it was the last. Nothing in it: not yet."""
+        if response.has_error():
+            raise _ModelError(response.error())
+        found = {tensor.name(): tensor for tensor in response.output_tensors()}
+        if not found:
+            return False
+        reason = _text_of(found["finish_reason"])
+        failure = read_failure(reason, _text_of(found["output_text"]))
+        if failure is not None:
+            pb = backend()
+            code, message = failure
+            raise _ModelError(pb.TritonError(message, getattr(pb.TritonError, code)))
+        call.sender.send(_text_outputs(found, call.wanted), final=bool(reason))
+        return bool(reason)
 
     def _watch(self) -> None:
         while not self._is_closed.wait(CANCEL_POLL_S):
@@ -242,8 +246,11 @@ def _num_threads(parameters: ModelParameters) -> int:
 
 
 def _engine_outputs(wanted: tuple[str, ...]) -> list[str]:
-    names = {"output_text" if name == "text_output" else name for name in wanted}
-    return sorted(names | {"finish_reason"})
+    return sorted({*wanted, "output_text", "finish_reason"} - {"text_output"})
+
+
+def _text_of(tensor: Any) -> str:
+    return bytes(tensor.as_numpy().reshape(-1)[0]).decode("utf-8")
 
 
 def _text_outputs(found: Mapping[str, Any], wanted: tuple[str, ...]) -> list[Any]:

@@ -26,7 +26,7 @@ from trtllm_dspark.errors import (
     RequestTimeoutError,
     ShuttingDownError,
 )
-from trtllm_dspark.serving.responses import Outputs, TokenResponse
+from trtllm_dspark.serving.responses import Outputs, TokenResponse, make_failure_outputs
 
 logger = logging.getLogger(__name__)
 
@@ -85,22 +85,47 @@ def make_tensors(outputs: Outputs, wanted: Iterable[str]) -> list[Any]:
     return [pb.Tensor(name, outputs[name]) for name in wanted if name in outputs]
 
 
-def send_error(sender: Any, error: Any) -> None:
-    """End a request with an error: ours, or the backend's own of a called model.
+class GuardedSender:
+    """A response sender that may be asked `is_cancelled` at any time.
 
-    The error goes before the final flag, not with it: a calling model would not see an error that
-    comes with the final flag after other responses.
+    The server crashes when it is asked about a request that has its final flag already; the lock
+    keeps the question and the final flag apart. Only the first final flag is sent.
     """
-    pb = backend()
-    if isinstance(error, Exception):
-        error = make_error(error)
-    sender.send(pb.InferenceResponse(error=error))
-    send_empty_final(sender)
 
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._is_over = False
 
-def send_empty_final(sender: Any) -> None:
-    """End a request without a further response."""
-    sender.send(flags=backend().TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    def send(self, tensors: list[Any], *, final: bool) -> None:
+        """Send output tensors."""
+        self._send(backend().InferenceResponse(output_tensors=tensors), final)
+
+    def fail(self, error: Any) -> None:
+        """End the request with an error: an exception, or the backend's error of a called model."""
+        if isinstance(error, Exception):
+            error = make_error(error)
+        self._send(backend().InferenceResponse(error=error), True)
+
+    def end(self) -> None:
+        """End the request without a further response."""
+        self._send(None, True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone; False once the request is over."""
+        with self._lock:
+            return not self._is_over and bool(self._sender.is_cancelled())
+
+    def _send(self, response: Any, final: bool) -> None:
+        flags = backend().TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = final
+            if response is None:
+                self._sender.send(flags=flags)
+            else:
+                self._sender.send(response, flags=flags)
 
 
 class ResponseWriter:
@@ -132,42 +157,50 @@ class ResponseWriter:
 
 
 class SenderResponder:
-    """A `live_request.Responder` on a response sender; exactly one final flag, errors included."""
+    """A `live_request.Responder` on a response sender; exactly one final flag, errors included.
+
+    `errors_as_outputs`: a calling model does not see an error that comes after other responses, so
+    for such callers an error is a response like any other (`responses.make_failure_outputs`).
+    """
 
     def __init__(
         self,
         writer: ResponseWriter,
-        sender: Any,
+        sender: GuardedSender,
         make_outputs: Callable[[TokenResponse], Outputs],
         wanted: Iterable[str],
     ) -> None:
         self._writer, self._sender = writer, sender
         self._make_outputs, self._wanted = make_outputs, tuple(wanted)
-        self._is_over = False
+        self.errors_as_outputs = False
 
     def send(self, response: TokenResponse, *, final: bool) -> None:
         """See `live_request.Responder`."""
-        if not self._is_over:
-            self._is_over = final
-            self._writer.put(lambda: self._send(response, final))
+        self._writer.put(lambda: self._send(response, final))
 
     def fail(self, error: Exception) -> None:
         """See `live_request.Responder`."""
-        if not self._is_over:
-            self._is_over = True
-            self._writer.put(lambda: send_error(self._sender, error))
+        self._writer.put(lambda: self._fail(error))
+
+    def end(self) -> None:
+        """End without a response; blocks, for the writer's thread."""
+        self._sender.end()
 
     def is_cancelled(self) -> bool:
         """See `live_request.Responder`."""
-        return not self._is_over and bool(self._sender.is_cancelled())
+        return self._sender.is_cancelled()
 
     def _send(self, response: TokenResponse, final: bool) -> None:
-        pb = backend()
         try:
             tensors = make_tensors(self._make_outputs(response), self._wanted)
         except Exception as error:
-            if final:
-                send_error(self._sender, error)
+            self._sender.fail(error)
             raise
-        flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(pb.InferenceResponse(output_tensors=tensors), flags=flags)
+        self._sender.send(tensors, final=final)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.errors_as_outputs:
+            self._sender.fail(error)
+            return
+        outputs = make_failure_outputs(status_name(error), error_message(error))
+        self._sender.send(make_tensors(outputs, outputs), final=True)
