@@ -27,6 +27,7 @@ from trtllm_dspark.decoding.sampling import (
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.ops import noise
 from trtllm_dspark.ops.accept_drafts import AcceptRule, accept_drafts
+from trtllm_dspark.ops.filter_probs import argmax_lowest
 from trtllm_dspark.types import FloatArray, IntArray, SamplingParams
 
 
@@ -107,19 +108,22 @@ def accept(logits: torch.Tensor, batch: AcceptanceBatch) -> AcceptanceResult:
     NaN or +inf, or nothing but −inf.
     """
     logits = logits[: int(batch.cu_rows[-1])]
-    _check_logits(logits, batch.cu_rows)
-    params = [sequence.params for sequence in batch.sequences]
+    best_ids = _checked_best_ids(logits, batch.cu_rows)
     processed, scale = _process(logits, batch)
-    arguments = _op_arguments(processed, scale, batch)
+    if processed is not logits:
+        best_ids = argmax_lowest(processed)
     with torch.no_grad():
-        accepted, next_ids, dropped = accept_drafts(**arguments)
+        accepted, next_ids, dropped = accept_drafts(
+            **_op_arguments(processed, scale, batch), best_ids=best_ids
+        )
     accepted_lens = accepted.cpu().numpy()
     token_ids = _committed_tokens(batch, accepted_lens, next_ids.cpu().numpy())
     used = token_ids >= 0
     owners, columns = np.nonzero(used)
     rows = batch.cu_rows[owners] + columns
     gaps = np.full(token_ids.shape, np.nan, dtype=np.float32)
-    gaps[used] = top2_gaps(processed, rows)
+    gaps[used] = top2_gaps(processed, rows, best_ids.cpu().numpy()[rows])
+    params = [sequence.params for sequence in batch.sequences]
     return AcceptanceResult(
         accepted_lens=accepted_lens,
         token_ids=token_ids,
@@ -137,11 +141,13 @@ def accept_rule(sequence: SequenceView) -> AcceptRule:
     return AcceptRule.COUPLED if sequence.is_coupled else AcceptRule.REJECTION
 
 
-def _check_logits(logits: torch.Tensor, cu_rows: IntArray) -> None:
-    largest = logits.amax(dim=-1) if logits.shape[0] else logits.new_zeros(0)
+def _checked_best_ids(logits: torch.Tensor, cu_rows: IntArray) -> torch.Tensor:
+    """Return each row's arg-max [M]; a maximum that is NaN or infinite is an error."""
+    best_ids = argmax_lowest(logits)
+    largest = logits.gather(1, best_ids[:, None])[:, 0]
     bad_rows = np.nonzero(~torch.isfinite(largest).cpu().numpy())[0]
     if bad_rows.size == 0:
-        return
+        return best_ids
     requests = np.unique(np.searchsorted(cu_rows, bad_rows, side="right") - 1)
     row = int(bad_rows[0])
     raise InvalidLogitsError(
@@ -261,8 +267,7 @@ def _log_probs(
         return None
     log_probs = np.full(token_ids.shape, np.nan, dtype=np.float32)
     owners, columns = np.nonzero((token_ids >= 0) & asked[:, None])
-    rows = torch.from_numpy(cu_rows[owners] + columns).long().to(logits.device)
     log_probs[owners, columns] = token_log_probs(
-        logits[rows], scale[owners], token_ids[owners, columns]
+        logits, scale[owners], cu_rows[owners] + columns, token_ids[owners, columns]
     )
     return log_probs

@@ -45,6 +45,7 @@ def accept_drafts(
     final_uniforms: torch.Tensor,
     seeds: torch.Tensor,
     anchor_positions: torch.Tensor,
+    best_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (accepted_lens [R] int32, next_token_ids [R] int32, dropped_accept_probs [R] float32).
 
@@ -58,6 +59,8 @@ def accept_drafts(
     rules [R] int32 (`AcceptRule`); seeds [R] int64 (the 64 bits); anchor_positions [R] int64
     accept_uniforms [R, γ] and final_uniforms [R], float64 in [0, 1): read under REJECTION only
 
+    best_ids [M] int64: each row's arg-max (lowest id of equals), if the caller knows it already
+
     dropped_accept_probs[r] is min(1, p/q) of x_{ℓ+1} at row ℓ (0 or 1 under the other rules) where
     all ℓ drafts were accepted and draft_lens[r] > ℓ, else NaN. Pure; all tensors on one device;
     this reference synchronises with the host, a kernel must not.
@@ -66,6 +69,7 @@ def accept_drafts(
     """
     block = _Block(
         logits=logits,
+        best_ids=argmax_lowest(logits) if best_ids is None else best_ids,
         scale=scale,
         thresholds=thresholds,
         first_rows=cu_rows[:-1].long(),
@@ -90,6 +94,7 @@ class _Block:
     """The inputs that every rule reads; shapes as in `accept_drafts`, integers int64."""
 
     logits: torch.Tensor
+    best_ids: torch.Tensor
     scale: torch.Tensor
     thresholds: torch.Tensor | None
     first_rows: torch.Tensor
@@ -136,7 +141,7 @@ class _Outcome:
 def _accept_greedy(block: _Block, outcome: _Outcome, who: torch.Tensor) -> None:
     if who.numel() == 0:
         return
-    choices = argmax_lowest(block.logits)
+    choices = block.best_ids
     first, verify_lens = block.first_rows[who], block.verify_lens[who]
     columns = torch.arange(block.token_ids.shape[1], device=who.device)[None]
     rows = first[:, None] + torch.minimum(columns, verify_lens[:, None])
@@ -159,9 +164,16 @@ def _accept_by_rejection(
     """Walk the columns, one row per request; it leaves at its first rejection or at row ℓ."""
     column = 0
     while who.numel():
-        p = _target_probs(block, who, column)
+        rows = block.first_rows[who] + column
+        weights = filtered_weights(
+            block.logits[rows],
+            block.scale[who],
+            block.row_thresholds(rows),
+            largest=block.logits[rows, block.best_ids[rows]],
+        )
+        totals = weights.sum(dim=-1, dtype=torch.float64)
         drafts = block.drafts(who, column)
-        p_draft = p.gather(1, drafts[:, None])[:, 0].double()
+        p_draft = weights.gather(1, drafts[:, None])[:, 0].double() / totals
         q_draft = _draft_prob(block, who, column, drafts)
         is_verified = column < block.verify_lens[who]
         is_accepted = is_verified
@@ -172,18 +184,13 @@ def _accept_by_rejection(
         outcome.dropped_accept_probs[who[is_dropped]] = ratio[is_dropped]
 
         stops = torch.nonzero(~is_accepted)[:, 0]
-        weights = _final_weights(block, who[stops], column, p[stops], is_verified[stops])
-        ids = sample_inverse_cdf(weights, final_uniforms[who[stops]])
+        final = _final_weights(
+            block, who[stops], column, weights[stops], totals[stops], is_verified[stops]
+        )
+        ids = sample_inverse_cdf(final, final_uniforms[who[stops]])
         outcome.close(who[stops], column, ids)
         who = who[is_accepted]
         column += 1
-
-
-def _target_probs(block: _Block, who: torch.Tensor, column: int) -> torch.Tensor:
-    """Return p [len(who), V] of the row that follows `column` accepted drafts."""
-    rows = block.first_rows[who] + column
-    weights = filtered_weights(block.logits[rows], block.scale[who], block.row_thresholds(rows))
-    return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def _draft_prob(
@@ -198,25 +205,34 @@ def _draft_prob(
 
 
 def _final_weights(
-    block: _Block, who: torch.Tensor, column: int, p: torch.Tensor, is_rejection: torch.Tensor
+    block: _Block,
+    who: torch.Tensor,
+    column: int,
+    weights: torch.Tensor,
+    totals: torch.Tensor,
+    is_rejection: torch.Tensor,
 ) -> torch.Tensor:
     """Return the weights of the next token: max(p − q, 0) after a rejection, otherwise p as it is.
 
-    An empty residual means p ≤ q everywhere, hence p = q (both sum to 1), and then a rejection has
-    probability 0: it can only come from rounding, and drawing from p keeps its bias there too.
+    weights [n, V] = p · totals [n]. An empty residual means p ≤ q everywhere, hence p = q (both sum
+    to 1), and then a rejection has probability 0: it can only come from rounding, and drawing from
+    p there keeps the emitted distribution equal to p.
     """
-    weights = p.clone()
     rejected = torch.nonzero(is_rejection)[:, 0]
-    if rejected.numel() == 0:
-        return weights
-    is_sampled = block.sampled[who[rejected]] & (block.probs is not None)
-    from_q, one_hot = rejected[is_sampled], rejected[~is_sampled]
-    weights[one_hot, block.drafts(who[one_hot], column)] = 0.0
-    if block.probs is not None and from_q.numel():
-        q = block.probs[who[from_q], column].to(p.dtype)
-        weights[from_q] = (p[from_q] - q).clamp_(min=0.0)
-    is_empty = weights.sum(dim=-1) <= 0.0
-    return torch.where(is_empty[:, None], p, weights)
+    residual = weights[rejected]
+    requests = who[rejected]
+    drafts = block.drafts(requests, column)
+    is_sampled = block.sampled[requests] & (block.probs is not None)
+    one_hot = torch.nonzero(~is_sampled)[:, 0]
+    residual[one_hot, drafts[one_hot]] = 0.0
+    if block.probs is not None and one_hot.numel() < rejected.numel():
+        from_q = torch.nonzero(is_sampled)[:, 0]
+        scaled_q = block.probs[requests[from_q], column] * totals[rejected[from_q], None]
+        residual[from_q] = (residual[from_q] - scaled_q).clamp_(min=0.0).to(residual.dtype)
+    usable = residual.amax(dim=-1) > 0.0
+    final = weights.clone() if rejected.numel() < who.numel() else weights
+    final[rejected[usable]] = residual[usable]
+    return final
 
 
 def _accept_coupled(

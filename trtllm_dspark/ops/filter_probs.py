@@ -90,13 +90,19 @@ def filter_probs(
 
 
 def filtered_weights(
-    logits: torch.Tensor, scale: torch.Tensor, thresholds: torch.Tensor | None
+    logits: torch.Tensor,
+    scale: torch.Tensor,
+    thresholds: torch.Tensor | None,
+    largest: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return exp((logit − max)·scale) [N, V], 0 below the row's threshold; not normalised.
 
-    scale [N] is 1 / temperature; thresholds [N] or None when no row is filtered.
+    scale [N] is 1 / temperature; thresholds [N] or None when no row is filtered; largest [N] the
+    rows' maxima, if known.
     """
-    weights = logits - logits.amax(dim=-1, keepdim=True)
+    if largest is None:
+        largest = logits.amax(dim=-1)
+    weights = logits - largest[:, None]
     weights.mul_(scale[:, None]).exp_()
     if thresholds is not None:
         weights.masked_fill_(logits < thresholds[:, None], 0.0)

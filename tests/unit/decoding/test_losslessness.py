@@ -121,8 +121,9 @@ def test_mutant_bonus_drawn_from_the_residual_of_a_dropped_draft_is_caught(
 ):
     honest = op._final_weights
 
-    def from_residual(block, who, column, p, is_rejection):
-        return honest(block, who, column, p, is_rejection | (column < block.draft_lens[who]))
+    def from_residual(block, who, column, weights, totals, is_rejection):
+        has_draft = column < block.draft_lens[who]
+        return honest(block, who, column, weights, totals, is_rejection | has_draft)
 
     monkeypatch.setattr(op, "_final_weights", from_residual)
     assert distance(Run(TABLES, 2, samples_drafts, fixed(1), num_tokens=2)) > 0.01
