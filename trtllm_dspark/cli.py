@@ -24,7 +24,9 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("trtllm_dspark.serving.demo", "prepare a model, serve it, stream some answers"),
+    "demo": Command(
+        "trtllm_dspark.serving.demo_command", "prepare a model, serve it, stream some answers"
+    ),
     "prepare": Command("trtllm_dspark.checkpoints.prepare_command", "make a model directory"),
     "serve": Command("trtllm_dspark.serving.serve_command", "run Triton on a model directory"),
     "generate": Command("trtllm_dspark.serving.generate", "answer one prompt without a server"),

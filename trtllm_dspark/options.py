@@ -17,10 +17,17 @@ from trtllm_dspark.config import (
 from trtllm_dspark.errors import ConfigError
 
 
-def add_system_options(parser: argparse.ArgumentParser, *, policy: str = "adaptive") -> None:
-    """Options of everything that loads a model."""
+def add_system_options(
+    parser: argparse.ArgumentParser, *, policy: str = "adaptive", model_dir: str | None = None
+) -> None:
+    """Options of everything that loads a model; `model_dir` is a default for --model-dir."""
     group = parser.add_argument_group("system")
-    group.add_argument("--model-dir", required=True, help="directory made by `dspark prepare`")
+    group.add_argument(
+        "--model-dir",
+        required=model_dir is None,
+        default=model_dir,
+        help="directory made by `dspark prepare`",
+    )
     group.add_argument(
         "--drafter", default="auto", help="auto, none, ngram or a drafter directory (default: auto)"
     )

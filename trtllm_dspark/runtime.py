@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.config import SystemConfig
+from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
 from trtllm_dspark.decoding.drafters.ngram import NgramDrafter
 from trtllm_dspark.decoding.drafters.none import NoDrafter
 from trtllm_dspark.decoding.drafters.protocol import Drafter
@@ -100,8 +101,6 @@ def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
         gamma = loaded.config.num_drafts
         rungs = build_ladder(config.buckets, gamma)
         engine = load_torch_engine(config, rungs, num_drafts=gamma, drafter=loaded)
-        from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
-
         return engine, DSparkDrafter(engine)
     plain = config.scheduler.policy == "autoregressive" or config.drafter == "none"
     drafter: Drafter = NoDrafter() if plain else NgramDrafter(NGRAM_DRAFTS)
