@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_dspark.decoding.sampling import has_filters, needs_processing, process_logits
@@ -58,6 +58,7 @@ def reference_row(logits, params, context, num_output_tokens) -> list[float]:
     return masked if max(masked) > -math.inf else row
 
 
+@settings(deadline=None)
 @given(
     params=PARAMS,
     prompt=st.lists(TOKEN, min_size=1, max_size=6),

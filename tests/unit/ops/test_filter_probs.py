@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_dspark.ops import filter_probs as module
@@ -51,6 +51,7 @@ FILTERS = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(logits=LOGITS, filters=FILTERS)
 def test_filters_equal_the_scalar_reference(logits, filters):
     row = torch.tensor([logits], dtype=torch.float64)
@@ -58,6 +59,7 @@ def test_filters_equal_the_scalar_reference(logits, filters):
     np.testing.assert_allclose(filter_probs(row, *filters)[0].numpy(), expected, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(LOGITS, FILTERS), min_size=1, max_size=4),
     dtype=st.sampled_from([torch.float32, torch.float64]),
