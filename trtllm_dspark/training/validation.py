@@ -18,8 +18,8 @@ import torch
 
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
+from trtllm_dspark.scheduling.reliability import expected_calibration_error, roc_auc
 from trtllm_dspark.training.block_forward import forward_blocks
-from trtllm_dspark.training.metrics import area_under_roc, expected_calibration_error
 from trtllm_dspark.training.packing import PackedBlocks, TokenSequence, pack_blocks, sample_anchors
 
 
@@ -116,7 +116,7 @@ def summarize_walk(table: WalkTable, num_drafts: int) -> dict[str, Any]:
         conditional.append(float(hit[seen, k].mean()) if seen.any() else 0.0)
         ece.append(expected_calibration_error(table.confidences[seen, k], hit[seen, k]))
         joint_ece.append(expected_calibration_error(products[judged, k], hit[judged, k]))
-        auc.append(area_under_roc(table.confidences[seen, k], hit[seen, k]))
+        auc.append(roc_auc(table.confidences[seen, k], hit[seen, k]))
     return {
         "acceptance_length": float(table.accepted.mean() + 1.0) if len(table.accepted) else 0.0,
         "num_blocks": len(table.accepted),

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from trtllm_dspark.training.metrics import area_under_roc, expected_calibration_error
 from trtllm_dspark.training.validation import WalkTable, summarize_walk, walk_anchors
 
 
@@ -45,13 +42,3 @@ def test_survival_is_joint_and_conditional_is_given_the_slots_before() -> None:
 def test_slots_without_a_label_are_not_judged() -> None:
     table = WalkTable(np.array([1, 0]), np.array([2, 1]), np.full((2, 2), 0.5), np.zeros(2, int))
     assert summarize_walk(table, 2)["survival"] == [0.5, 0.0]
-
-
-def test_calibration_error_and_ranking_on_known_cases() -> None:
-    assert expected_calibration_error([0.25] * 4, [1, 0, 0, 0]) == 0.0
-    assert expected_calibration_error([0.9, 0.9], [1, 0]) == pytest.approx(0.4)
-    assert expected_calibration_error([1.0, 0.0], [1, 0]) == 0.0
-    assert math.isnan(expected_calibration_error([], []))
-    assert area_under_roc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == 0.75
-    assert area_under_roc([0.5, 0.5], [0, 1]) == 0.5
-    assert math.isnan(area_under_roc([0.5], [1]))
