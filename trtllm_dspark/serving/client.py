@@ -109,7 +109,9 @@ class StreamCall:
         self.request_id = str(request.id)
         self.start_s = time.perf_counter()
         self._client = client
-        self._call = client.stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
+        self._call = client.stub.ModelStreamInfer(
+            iter([request]), timeout=timeout_s, metadata=(("triton_grpc_error", "true"),)
+        )
 
     def __iter__(self) -> Iterator[StreamEvent]:
         try:
@@ -120,7 +122,7 @@ class StreamCall:
                 self.request_id,
                 time.perf_counter(),
                 is_final=True,
-                error=error.details(),
+                error=error.details() or error.code().name,
                 status=error.code().name,
             )
 

@@ -13,6 +13,7 @@ from trtllm_dspark.errors import UnsupportedError
 from trtllm_dspark.runtime import System, build_system
 from trtllm_dspark.serving.engine_thread import EngineThread
 from trtllm_dspark.serving.inputs import (
+    HANDLE_PARAMETER,
     parse_parameters,
     read_bool,
     refuse_unknown_parameters,
@@ -37,8 +38,6 @@ from trtllm_dspark.serving.triton_io import (
 
 logger = logging.getLogger(__name__)
 
-HANDLE_PARAMETER = "dspark_handle"
-"""Request parameter with which a calling model names its request, and stops exactly that one."""
 _KNOWN = frozenset({HANDLE_PARAMETER})
 _LOGITS = ("context_logits", "generation_logits")
 

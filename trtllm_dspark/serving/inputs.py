@@ -16,6 +16,9 @@ import numpy.typing as npt
 from trtllm_dspark.errors import InvalidRequestError, UnsupportedError
 from trtllm_dspark.serving.tensors import InputSpec, Support
 
+HANDLE_PARAMETER = "dspark_handle"
+"""Request parameter with which a calling model names its request, and stops exactly that one."""
+
 MAX_NUM_WORDS = 128
 """Stop words, bad words or bias words in one request, each."""
 MAX_WORDS_BYTES = 16384

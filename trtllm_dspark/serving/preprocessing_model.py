@@ -13,7 +13,9 @@ from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError, InvalidRequestError
 from trtllm_dspark.serving.inputs import (
+    HANDLE_PARAMETER,
     Tensors,
+    parse_parameters,
     read_bool,
     read_int,
     read_text,
@@ -28,9 +30,11 @@ from trtllm_dspark.serving.tensors import PREPROCESSING_INPUTS, find_refused
 from trtllm_dspark.serving.triton_io import (
     backend,
     configure_logging,
+    error_message,
     make_error,
     make_tensors,
     read_tensors,
+    status_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -141,13 +145,19 @@ class PreprocessingModel:
 
     def _answer(self, request: Any) -> Any:
         pb = backend()
+        wanted = request.requested_output_names()
         try:
             outputs = self._preprocessor.run(read_tensors(request))
-            return pb.InferenceResponse(
-                output_tensors=make_tensors(outputs, request.requested_output_names())
-            )
         except Exception as error:
-            return pb.InferenceResponse(error=make_error(error))
+            if not parse_parameters(request.parameters()).get(HANDLE_PARAMETER):
+                return pb.InferenceResponse(error=make_error(error))
+            outputs = {"FAILURE": make_failure(status_name(error), error_message(error))}
+        return pb.InferenceResponse(output_tensors=make_tensors(outputs, wanted))
+
+
+def make_failure(code: str, message: str) -> np.ndarray:
+    """An error as a tensor: a calling model would see its message, but not its code."""
+    return np.array([[code.encode(), message.encode("utf-8")]], np.object_)
 
 
 def load_vocab_size(directory: str, tokenizer: Tokenizer) -> int:

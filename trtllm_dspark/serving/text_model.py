@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_dspark.serving.inputs import (
+    HANDLE_PARAMETER,
     Tensors,
     read_text,
     read_words,
@@ -37,7 +38,6 @@ from trtllm_dspark.serving.triton_io import (
 
 logger = logging.getLogger(__name__)
 
-HANDLE_PARAMETER = "dspark_handle"
 TEXT_PARAMETERS = ("tensorrt_llm_model_name", "preprocessing_model_name", "max_threads")
 CANCEL_POLL_S = 0.02
 """How often running requests are asked whether their client is gone."""
@@ -162,11 +162,15 @@ class TextModel:
             model_name=self._preprocessing,
             inputs=inputs,
             request_id=call.request_id,
-            requested_output_names=list(_FROM_PREPROCESSING),
+            requested_output_names=[*_FROM_PREPROCESSING, "FAILURE"],
+            parameters={HANDLE_PARAMETER: call.handle},
         ).exec()
         if response.has_error():
             raise _ModelError(response.error())
         found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        if "FAILURE" in found:
+            code, message = (bytes(part).decode("utf-8") for part in found["FAILURE"].reshape(-1))
+            raise _ModelError(pb.TritonError(message, getattr(pb.TritonError, code)))
         return {name: found[key] for key, name in _FROM_PREPROCESSING.items() if key in found}
 
     def _forward(self, call: TextCall, prompt: Mapping[str, npt.NDArray]) -> None:
