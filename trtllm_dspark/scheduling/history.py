@@ -5,6 +5,8 @@ barrier of DSpark §5.2). Knows request keys and step numbers; nothing of costs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +39,7 @@ class SurvivalHistory:
         self._keys: tuple[int, ...] = ()
         self._pending: tuple[BatchView, npt.NDArray[np.bool_]] | None = None
         self._slots = np.zeros(0, np.int64)
+        self._starts = np.zeros(0, np.int64)
 
     def begin_step(self) -> None:
         """Advance the clock: called once per `decide`."""
@@ -64,29 +67,38 @@ class SurvivalHistory:
             view, drafted = pending
             self.record(view, drafted, np.zeros((len(drafted), view.num_drafts), np.float32))
 
-    def recall(self, view: BatchView, prior: FloatArray, num_samples: int = 1) -> FloatArray:
+    def recall(
+        self, view: BatchView, prior: Callable[[BatchView], FloatArray], num_samples: int = 1
+    ) -> FloatArray:
         """Return [M, R, γ]: the newest M admissible samples of every request, newest first.
 
-        prior [R, γ] stands in for a request without any; a request with fewer fresh samples than M
-        fills up with the mean of its newest sample and the prior.
+        prior(view) [R, γ], asked for only where needed, stands in for a request without any; one
+        with fewer fresh samples than M fills up with the mean of its newest sample and the prior.
         """
         slots = self._slots_for(view)
         counts, barrier = self._counts[slots], self.step - self.staleness
-        skip = np.zeros(len(slots), np.int64)
-        for back in range(self.staleness - 1):
-            skip += self._steps[slots, (counts - 1 - back) % self._depth] > barrier
+        flat_steps = self._steps.reshape(-1)
+        newest = counts - 1
+        for _ in range(self.staleness - 1):  # skip what is younger than the barrier
+            newest = newest - (flat_steps.take(self._starts + newest % self._depth) > barrier)
         if num_samples == 1:
-            column = (counts - 1 - skip) % self._depth
-            steps = self._steps[slots, column]
+            cells = self._starts + newest % self._depth
+            steps = flat_steps.take(cells)
             known = (steps <= barrier) & (steps != NEVER)
-            return np.where(known[:, None], self._values[slots, column], prior)[None]
-        back_by = skip + np.arange(num_samples)[:, None]
+            rows = self._values.reshape(-1, view.num_drafts).take(cells, 0)
+            if not known.all():
+                rows = np.where(known[:, None], rows, prior(view))
+            return rows[None]
+        back_by = (counts - 1 - newest) + np.arange(num_samples)[:, None]
         column = (counts - 1 - back_by) % self._depth
         steps = self._steps[slots, column]
         fresh = (steps <= barrier) & (steps >= self.step - self.max_age) & (back_by < self._depth)
         fresh[0] = (steps[0] <= barrier) & (steps[0] != NEVER)
         values = self._values[slots, column]
-        stand_in = np.where(fresh[0][:, None], 0.5 * (values[0] + prior), prior)
+        if fresh.all():
+            return values
+        expected = prior(view)
+        stand_in = np.where(fresh[0][:, None], 0.5 * (values[0] + expected), expected)
         return np.where(fresh[..., None], values, stand_in)
 
     def _slots_for(self, view: BatchView) -> npt.NDArray[np.int64]:
@@ -100,6 +112,7 @@ class SurvivalHistory:
                     self._slot_of[key] = slot
                     self._steps[slot], self._counts[slot] = NEVER, 0
             self._slots = np.array([self._slot_of[k] for k in view.request_keys], np.int64)
+            self._starts = self._slots * self._depth
             self._keys = view.request_keys
         return self._slots
 

@@ -46,15 +46,41 @@ def draft_room(view: BatchView) -> int:
 
 def mask_caps(samples: FloatArray, caps: IntArray) -> FloatArray:
     """Return [M, R, γ] survivals with inadmissible slots (column ≥ caps[r]) set to 0."""
+    if len(caps) and caps.min() >= samples.shape[2]:
+        return samples
     return np.where(np.arange(samples.shape[2]) < caps[:, None], samples, np.float32(0.0))
 
 
 def gain_curve(admissible: FloatArray) -> tuple[Vector, FloatArray]:
     """Return G [Rγ+1], G[K] = mean over samples of the top-K sum, and the sorted [M, Rγ]."""
-    flat = np.sort(-admissible.reshape(len(admissible), -1), axis=1)
-    sums = np.zeros(flat.shape[1] + 1)
-    np.cumsum(flat.mean(axis=0) if len(flat) > 1 else flat[0], dtype=np.float64, out=sums[1:])
-    return -sums, -flat
+    ordered = np.sort(admissible.reshape(len(admissible), -1), axis=1)[:, ::-1]
+    sums = np.zeros(ordered.shape[1] + 1)
+    mean = ordered.mean(axis=0) if len(ordered) > 1 else ordered[0]
+    np.cumsum(mean, dtype=np.float64, out=sums[1:])
+    return sums, ordered
+
+
+def gains_at(
+    admissible: FloatArray, capacities: npt.NDArray[np.int64]
+) -> tuple[Vector, FloatArray]:
+    """Return G at ascending capacities [O] and the first survival left out, per sample [M, O].
+
+    The same numbers as `gain_curve`, without the sums that nobody asks for.
+    """
+    ascending = np.sort(admissible.reshape(len(admissible), -1), axis=1)
+    size = ascending.shape[1]
+    mean = ascending.mean(axis=0) if len(ascending) > 1 else ascending[0]
+    counted = capacities[capacities > 0]
+    gains = np.zeros(len(capacities))
+    if len(counted):
+        segments = np.add.reduceat(mean, (size - counted)[::-1], dtype=np.float64)
+        gains[len(capacities) - len(counted) :] = np.cumsum(segments[::-1])
+    left_out = np.where(
+        capacities < size,
+        ascending[:, size - 1 - np.minimum(capacities, size - 1)],
+        np.float32(0.0),
+    )
+    return gains, left_out
 
 
 def draft_options(
@@ -83,16 +109,12 @@ def draft_options(
         columns = np.concatenate([[first], np.arange(first, last + 1)])
     else:
         columns = np.arange(first, last + 1)
-    gains, ordered = gain_curve(admissible)
+    gains, thresholds = gains_at(admissible, capacities)
     costs = table.costs[table.bucket_index(num_requests), columns]
     shift = extra_ms - table.prefill_cost(num_requests, prefill)
     return DraftOptions(
         capacities=capacities,
-        gains=num_requests + gains[capacities],
+        gains=num_requests + gains,
         costs=costs + shift,
-        thresholds=np.where(
-            capacities < ordered.shape[1],
-            ordered[:, np.minimum(capacities, ordered.shape[1] - 1)],
-            np.float32(0.0),
-        ),
+        thresholds=thresholds,
     )

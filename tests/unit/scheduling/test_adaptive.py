@@ -328,8 +328,7 @@ def test_the_chosen_set_is_never_worse_than_everybody_and_close_to_brute_force(
             if any(lens):
                 best[all(mask)] = max(best[all(mask)], value(mask, lens))
     policy = adaptive(PER_REQUEST, probe_share=0.0, min_gain=0.0, num_rows=1)
-    policy.table = PER_REQUEST
-    object.__setattr__(policy, "_pays", lambda *arguments: True)  # judge the drafted side alone
+    object.__setattr__(policy, "_floor", lambda *arguments: -np.inf)  # the drafted side alone
     pin_rate(policy, rate)
     warm(policy, view, survivals)
     decision = policy.decide(view)

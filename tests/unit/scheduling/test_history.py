@@ -20,7 +20,7 @@ def play(
     view = make_view([1] * len(keys), rungs=(8,), num_drafts=1, keys=keys)
     history.begin_step()
     prior = np.full((len(keys), 1), PRIOR, np.float32)
-    old = history.recall(view, prior, num_samples)
+    old = history.recall(view, lambda _: prior, num_samples)
     history.record(view, np.ones(len(keys), bool), np.full((len(keys), 1), value, np.float32))
     return np.round(old[:, :, 0].astype(float), 4).tolist()
 
@@ -60,7 +60,9 @@ def test_the_newest_survivals_of_an_undrafted_request_stay_and_its_older_ones_ex
     seen = []
     for step in range(7):
         history.begin_step()
-        seen.append(np.round(history.recall(view, prior, 2)[:, 0, 0].astype(float), 4).tolist())
+        seen.append(
+            np.round(history.recall(view, lambda _: prior, 2)[:, 0, 0].astype(float), 4).tolist()
+        )
         only_second = np.array([step < 2, True])
         history.record(view, only_second, np.full((2, 1), 0.1 + 0.1 * step, np.float32))
     kept, expired = [0.2, 0.1], [0.2, 0.35]
@@ -75,12 +77,12 @@ def test_a_drafter_that_proposed_nothing_counts_as_survivals_of_zero() -> None:
     history.record_decision(view, mask)
     history.settle((7,))  # no record came in between
     history.begin_step()
-    assert history.recall(view, prior)[0, 0, 0] == 0.0
+    assert history.recall(view, lambda _: prior)[0, 0, 0] == 0.0
     history.record_decision(view, mask)
     history.record(view, mask, np.full((1, 1), 0.25, np.float32))
     history.settle((7,))
     history.begin_step()
-    assert history.recall(view, prior)[0, 0, 0] == 0.25
+    assert history.recall(view, lambda _: prior)[0, 0, 0] == 0.25
 
 
 def test_memory_does_not_grow_with_the_number_of_requests_ever_seen() -> None:

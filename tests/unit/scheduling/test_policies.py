@@ -16,6 +16,7 @@ from tests.unit.scheduling.builders import dcut_table, make_table, make_view
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import PolicyResources, create_policy, policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
+from trtllm_dspark.scheduling.options import gain_curve, gains_at
 from trtllm_dspark.scheduling.policy import BatchView, Sees
 from trtllm_dspark.types import DraftMode
 
@@ -264,6 +265,25 @@ def test_best_uniform_equals_trying_every_depth_and_never_beats_the_best_allocat
     assert len(set(lens)) == 1
     rates = [rate_of((k,) * len(lens), survivals, table) for k in range(4)]
     assert rate_of(tuple(lens), survivals, table) == pytest.approx(max(rates))
+
+
+@settings(max_examples=60)
+@given(SURVIVALS, st.integers(1, 3), st.data())
+def test_gains_at_some_capacities_are_points_of_the_gain_curve(
+    confidences: list[list[float]], num_samples: int, data: st.DataObject
+) -> None:
+    survivals = np.cumprod(np.array(confidences, np.float32), axis=1)
+    samples = np.stack(
+        [np.roll(survivals, shift, axis=0) * 0.9**shift for shift in range(num_samples)]
+    )
+    size = survivals.size
+    capacities = np.array(sorted(data.draw(st.sets(st.integers(0, size), min_size=1))))
+    gains, left_out = gains_at(samples.astype(np.float32), capacities)
+    curve, ordered = gain_curve(samples.astype(np.float32))
+    np.testing.assert_allclose(gains, curve[capacities], rtol=1e-6, atol=1e-6)
+    for column, capacity in enumerate(capacities):
+        expected = ordered[:, capacity] if capacity < size else np.zeros(num_samples)
+        np.testing.assert_array_equal(left_out[:, column], expected)
 
 
 def test_the_oracle_verifies_only_what_will_be_accepted() -> None:

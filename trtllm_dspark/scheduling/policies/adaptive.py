@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trtllm_dspark.config import require
 from trtllm_dspark.scheduling.history import SurvivalHistory
@@ -28,9 +27,8 @@ from trtllm_dspark.scheduling.policies.base import (
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision, Sees, register_policy
 from trtllm_dspark.scheduling.policy_options import PolicyResources, refuse_unknown_options
 from trtllm_dspark.scheduling.rates import ProbeBudget, RunningRate
+from trtllm_dspark.scheduling.subsets import Candidate, SubsetCosts, narrow_requests
 from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,6 @@ class AdaptiveOptions:
         require(interval >= 8, "adaptive.refresh_interval", interval, "≥ 8 steps")
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """The best drafted step: whom to draft for, how many drafts, its value above 0 tokens."""
-
-    mask: Mask
-    capacity: int
-    value: float
-
-
 class AdaptivePolicy(PolicyBase):
     """See the module docstring. One instance per system; it remembers finished steps."""
 
@@ -87,6 +76,7 @@ class AdaptivePolicy(PolicyBase):
         self.options = options
         self.history = SurvivalHistory(options.max_samples, options.staleness, options.max_age)
         self.priors = PriorRows(self.estimator)
+        self.subsets = SubsetCosts(self.table) if self.table else None
         num_buckets = len(self.table.request_buckets) if self.table else 0
         self.rates = RunningRate(num_buckets, options.rate_half_life, options.rate_prior_steps)
         self.probes = ProbeBudget(options.probe_share)
@@ -103,43 +93,45 @@ class AdaptivePolicy(PolicyBase):
 
     def _decide(self, view: BatchView) -> DraftDecision:
         wanted = view.draft_caps > 0
-        if self.table is None or not wanted.any():
+        num_wanted = int(np.count_nonzero(wanted))
+        if self.table is None or self.subsets is None or num_wanted == 0:
             return DraftDecision(draft_mask=wanted)
         num_samples = -(-self.options.num_rows // len(wanted))
         num_samples = min(num_samples, self.options.max_samples)
-        old = self.history.recall(view, self.priors.rows(view), num_samples)
+        old = self.history.recall(view, self.priors.rows, num_samples)
         old = mask_caps(old, view.draft_caps)
         options = draft_options(
             self.table,
             view,
             old,
             int(view.draft_caps.sum()),
-            extra_ms=subset_saving(self.table, len(wanted), int(np.count_nonzero(wanted))),
+            extra_ms=self.subsets.change(len(wanted), num_wanted),
         )
         if options is None:
             return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
-        return self._choose(self.table, view, old, options, wanted)
+        return self._choose(self.table, self.subsets, view, old, options)
 
     def _choose(
         self,
         table: LatencyTable,
+        subsets: SubsetCosts,
         view: BatchView,
         old: FloatArray,
         options: DraftOptions,
-        wanted: Mask,
     ) -> DraftDecision:
-        num_requests = len(wanted)
+        num_requests, wanted = len(view.request_keys), view.draft_caps > 0
         plain_ms = float(table.no_draft_ms[table.bucket_index(num_requests)])
         rate = self._rate(table, options, num_requests, plain_ms)
         best = options.best_by_value(rate)
         value = float(options.gains[best] - rate * options.costs[best])
         drafted = Candidate(wanted, int(options.capacities[best]), value)
+        floor = self._floor(num_requests, rate, plain_ms)
         is_refresh = self.history.step % self.options.refresh_interval == 0
         if self.options.choose_requests and not is_refresh:
-            narrowed = narrow_requests(table, view, old, options, best, rate)
+            narrowed = narrow_requests(table, subsets, view, old, options, best, rate, floor)
             if narrowed is not None and narrowed.value > value:
                 drafted = narrowed
-        if self._pays(drafted.value, num_requests, rate, plain_ms):
+        if drafted.value > floor:
             self.was_drafting = True
             return DraftDecision(draft_mask=drafted.mask, capacity=drafted.capacity)
         self.was_drafting = False
@@ -160,13 +152,13 @@ class AdaptivePolicy(PolicyBase):
         """Add the step to the long-run rate: committed tokens over the table's cost of its rows."""
         self.history.settle(outcome.request_keys)
         num_requests = len(outcome.request_keys)
-        if self.table is None or num_requests == 0:
+        if self.table is None or self.subsets is None or num_requests == 0:
             return
         if outcome.drafted:
             num_rows = num_requests + int(outcome.verify_lens.sum())
             cost = self.table.step_cost(num_requests, num_rows)
             num_drafted = int(np.count_nonzero(outcome.draft_lens))
-            cost += subset_saving(self.table, num_requests, num_drafted)
+            cost += self.subsets.change(num_requests, num_drafted)
         else:
             cost = self.table.plain_cost(num_requests)
         if cost > 0:
@@ -176,7 +168,7 @@ class AdaptivePolicy(PolicyBase):
     def _rate(
         self, table: LatencyTable, options: DraftOptions, num_requests: int, plain_ms: float
     ) -> float:
-        """λ: the long-run rate of this requests bucket, started from the present forecast."""
+        """λ: the present batch's forecast, steadied by the realised rate of its bucket."""
         best = options.best_by_rate()
         forecast, cost = float(options.gains[best] / options.costs[best]), options.costs[best]
         if num_requests > forecast * plain_ms:
@@ -184,68 +176,12 @@ class AdaptivePolicy(PolicyBase):
         self.last_rate = self.rates.rate(table.bucket_index(num_requests), forecast, float(cost))
         return self.last_rate
 
-    def _pays(self, value: float, num_requests: int, rate: float, plain_ms: float) -> bool:
-        """Whether drafting beats a plain step, with hysteresis towards what the last step did."""
+    def _floor(self, num_requests: int, rate: float, plain_ms: float) -> float:
+        """Return the value a drafted step must exceed: a plain step's, with hysteresis."""
         if np.isnan(plain_ms):
-            return True
+            return -np.inf
         margin = self.options.min_gain * rate * plain_ms
-        plain_value = num_requests - rate * plain_ms
-        return value > plain_value + (-margin if self.was_drafting else margin)
-
-
-def subset_saving(table: LatencyTable, num_requests: int, num_drafted: int) -> float:
-    """Return the (negative) cost change when only `num_drafted` of the requests are drafted.
-
-    The draft part inside C(R, ·) is exchanged for the one of the subset; 0 where it is unknown.
-    """
-    if num_drafted >= num_requests:
-        return 0.0
-    change = table.draft_cost(num_drafted) - table.draft_cost(num_requests)
-    return 0.0 if np.isnan(change) else min(change, 0.0)
-
-
-def narrow_requests(
-    table: LatencyTable,
-    view: BatchView,
-    old: FloatArray,
-    options: DraftOptions,
-    best: int,
-    rate: float,
-) -> Candidate | None:
-    """Return the best step that leaves some requests undrafted, None when nothing suggests one.
-
-    With μ the survival of the first draft left out, Σ_k max(a_{r,k} − μ, 0) is what request r
-    brings beyond what others would do with its slots. Requests are dropped while the saved draft
-    time is worth more than that; the candidate is then valued exactly.
-    """
-    wanted = view.draft_caps > 0
-    num_requests, num_wanted = len(wanted), int(np.count_nonzero(wanted))
-    sizes = [n for n in table.request_buckets if n < num_wanted]
-    if not sizes:
-        return None
-    full = subset_saving(table, num_requests, num_wanted)
-    saved_ms = np.array([full - subset_saving(table, num_requests, n) for n in sizes])
-    if saved_ms.max() <= 0.0:
-        return None
-    surplus = np.maximum(old - options.thresholds[:, best, None, None], 0.0).sum(axis=(0, 2))
-    surplus /= len(old)
-    order = np.argsort(np.where(wanted, -surplus, np.inf), kind="stable")[:num_wanted]
-    kept = np.cumsum(surplus[order], dtype=np.float64)
-    lost = kept[-1] - kept[np.asarray(sizes) - 1]
-    merit = rate * saved_ms - lost
-    if merit.max() <= 0.0:
-        return None
-    size = sizes[int(np.argmax(merit))]
-    mask = np.zeros_like(wanted)
-    mask[order[:size]] = True
-    caps = np.where(mask, view.draft_caps, 0)
-    extra = subset_saving(table, num_requests, size)
-    narrowed = draft_options(table, view, mask_caps(old, caps), int(caps.sum()), extra_ms=extra)
-    if narrowed is None:
-        return None
-    index = narrowed.best_by_value(rate)
-    value = float(narrowed.gains[index] - rate * narrowed.costs[index])
-    return Candidate(mask, int(narrowed.capacities[index]), value)
+        return num_requests - rate * plain_ms + (-margin if self.was_drafting else margin)
 
 
 @register_policy("adaptive")

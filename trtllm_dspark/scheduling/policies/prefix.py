@@ -84,7 +84,7 @@ class PrefixAsyncPolicy(PolicyBase):
         mask = view.draft_caps > 0
         if self.table is None or not mask.any():
             return DraftDecision(draft_mask=mask)
-        old = mask_caps(self.history.recall(view, self.priors.rows(view)), view.draft_caps)
+        old = mask_caps(self.history.recall(view, self.priors.rows), view.draft_caps)
         total = int(view.draft_caps.sum())
         options = draft_options(self.table, view, old, total, with_empty=True)
         capacity = 0
