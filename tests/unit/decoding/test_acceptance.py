@@ -117,12 +117,12 @@ def test_a_different_seed_gives_a_different_output():
 @pytest.mark.parametrize("num_verified", [0, 1, 3])
 @pytest.mark.parametrize("samples_drafts", [False, True], ids=["greedy-drafts", "sampled-drafts"])
 def test_sampled_output_follows_the_filtered_target(num_verified, samples_drafts):
-    """Real keyed noise, filters and penalties; chi-square of the first two tokens, 8,000 requests.
+    """Real keyed noise, filters and penalties; chi-square of the first two tokens, 5,000 requests.
 
     False-alarm rate of a fresh set of keys: 2·10⁻⁶ per case. The keys are fixed, so it never
     flickers.
     """
-    count, num_drafts, prompt = 8_000, 3, [3, 1]
+    count, num_drafts, prompt = 5_000, 3, [3, 1]
     params = SamplingParams(temperature=1.3, top_k=8, top_p=0.95, presence_penalty=0.5)
 
     def target(context):
@@ -166,7 +166,7 @@ def test_sampled_output_follows_the_filtered_target(num_verified, samples_drafts
     if num_verified:
         commonest = int(np.bincount(drafts[:, 0]).argmax())
         second = result.token_ids[(first == commonest) & (result.num_tokens > 1), 1]
-        assert len(second) > 300
+        assert len(second) > 200
         assert pvalue(second, target([*prompt, commonest])) > 1e-6
 
 
