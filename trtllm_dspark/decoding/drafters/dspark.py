@@ -43,10 +43,17 @@ class DSparkDrafter:
 
     name = "dspark"
     needs_taps = True
-    can_sample = True
 
-    def __init__(self, engine: Engine, max_pending_rows: int = MAX_PENDING_ROWS) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        max_pending_rows: int = MAX_PENDING_ROWS,
+        *,
+        can_sample: bool = True,
+    ) -> None:
         self.engine = engine
+        self.can_sample = can_sample
+        """False: drafts are deterministic whatever a request samples."""
         self.num_drafts = engine.info.num_drafts
         self.max_pending_rows = max_pending_rows
         self._contexts: dict[int, _Context] = {}

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dspark calibrate`: collect fully verified blocks on held-out prompts, fit one temperature per
+position and mode, write calibration.json beside the drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from trtllm_dspark._version import __version__
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.block_collection import collect_blocks, mode_params
+from trtllm_dspark.options import add_system_options, configure_logging, system_config
+from trtllm_dspark.runtime import System, build_system, drafter_dir
+from trtllm_dspark.scheduling.calibration import Calibration, ModeCalibration, fit_temperatures
+from trtllm_dspark.scheduling.interchange import temperatures_to_sglang
+from trtllm_dspark.training.prompt_sources import read_prompts
+from trtllm_dspark.types import DraftMode, IntArray
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Arguments of `dspark calibrate`."""
+    parser = argparse.ArgumentParser(
+        prog="dspark calibrate",
+        description="Fit confidence temperatures per position and mode from full verification.",
+        epilog="example: dspark calibrate --model-dir models/smollm2 --prompts prompts/*.jsonl",
+    )
+    parser.add_argument("--prompts", nargs="+", required=True, help="JSONL: id, domain, prompt")
+    parser.add_argument(
+        "--slice", default="0.7:0.8", help="FIRST:LAST part of each file (default: 0.7:0.8)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument(
+        "--modes", nargs="+", choices=[m.value for m in DraftMode], default=None, help="all"
+    )
+    parser.add_argument("--output", help="default: calibration.json in the drafter's directory")
+    parser.add_argument("--sglang", help="also write SGLang's form of the greedy mode here")
+    parser.add_argument("--tensorrt-llm", help="also write TensorRT-LLM's form of it here")
+    parser.add_argument("--verbose", action="store_true")
+    add_system_options(parser, policy="fixed")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collect, fit, write, show."""
+    arguments = build_parser().parse_args(argv)
+    configure_logging(arguments.verbose)
+    config = system_config(arguments)
+    directory = drafter_dir(config)
+    if directory is None:
+        raise ConfigError(
+            f"{config.model_dir} has no DSpark drafter to calibrate: name one with --drafter"
+        )
+    system = build_system(config)
+    first, last = (float(part) for part in arguments.slice.split(":"))
+    texts = [prompt.text for prompt in read_prompts(arguments.prompts, first, last)]
+    dataset = f"{', '.join(Path(p).stem for p in arguments.prompts)} [{arguments.slice}]"
+    modes = [DraftMode(name) for name in arguments.modes] if arguments.modes else list(DraftMode)
+    fitted = {
+        mode: calibrate_mode(system, encode_prompts(system, texts), mode, arguments, dataset)
+        for mode in modes
+    }
+    provenance = {"version": __version__, "fingerprint": system.info.fingerprint}
+    calibration = Calibration(system.info.num_drafts, fitted, provenance)
+    path = Path(arguments.output) if arguments.output else directory / "calibration.json"
+    calibration.save(path)
+    export(calibration, arguments)
+    console = Console()
+    for mode, values in fitted.items():
+        console.print(render(mode, values))
+    console.print(f"written to {path}")
+    return 0
+
+
+def encode_prompts(system: System, texts: Sequence[str]) -> list[IntArray]:
+    """User turns in the model's chat template."""
+    tokenizer = system.tokenizer
+    return [
+        np.asarray(
+            tokenizer.encode(
+                tokenizer.apply_chat_template([{"role": "user", "content": text}]),
+                add_special=False,
+            ),
+            np.int32,
+        )
+        for text in texts
+    ]
+
+
+def calibrate_mode(
+    system: System,
+    prompts: Sequence[IntArray],
+    mode: DraftMode,
+    arguments: argparse.Namespace,
+    dataset: str,
+) -> ModeCalibration:
+    """Collect and fit one mode, with a progress bar."""
+    params = mode_params(mode, arguments.max_new_tokens, tuple(system.tokenizer.eos_ids))
+    with Progress() as progress:
+        task = progress.add_task(mode.value, total=len(prompts))
+        blocks = collect_blocks(
+            system.engine,
+            prompts,
+            mode,
+            params,
+            on_finish=lambda done: progress.update(task, completed=done),
+        )
+    return fit_temperatures(blocks.samples, dataset=dataset)
+
+
+def export(calibration: Calibration, arguments: argparse.Namespace) -> None:
+    """Other servers' forms; both know one mode only, the greedy one."""
+    greedy = calibration.modes.get(DraftMode.GREEDY_TARGET)
+    if greedy is None:
+        return
+    forms = (
+        (
+            arguments.sglang,
+            temperatures_to_sglang(
+                greedy.temperatures,
+                dataset=greedy.dataset,
+                num_samples=greedy.num_samples,
+                ece_before=greedy.ece_before,
+                ece_after=greedy.ece_after,
+            ),
+        ),
+        (arguments.tensorrt_llm, {"sts_temperatures": list(greedy.temperatures)}),
+    )
+    for path, data in forms:
+        if path:
+            Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def render(mode: DraftMode, fitted: ModeCalibration) -> Table:
+    """What the temperatures achieved, per position."""
+    view = Table(title=f"{mode.value}: {fitted.num_samples} blocks")
+    columns = ("survival_rate", "conditional_rate", "ece_before", "ece_after", "roc_auc")
+    for name in ("position", "temperature", *columns):
+        view.add_column(name.replace("_", " "), justify="right")
+    for k, temperature in enumerate(fitted.temperatures):
+        values = [f"{getattr(fitted, name)[k]:.3f}" for name in columns]
+        view.add_row(str(k + 1), f"{temperature:.2f}", *values)
+    return view
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
