@@ -83,6 +83,16 @@ def render_repository(
     return output
 
 
+def num_text_threads(config: SystemConfig) -> int:
+    """Requests that one text model keeps in the engine at once: all that may run or wait there."""
+    return min(max(32, config.buckets.max_num_requests + config.max_queue_size + 8), 512)
+
+
+def backend_arguments(config: SystemConfig) -> list[str]:
+    """Server arguments that the rendered models need: threads for their calls, and some to stop."""
+    return [f"--backend-config=python,thread-pool-size={num_text_threads(config) + 8}"]
+
+
 def _values(config: SystemConfig, options: RepositoryOptions) -> dict[str, str]:
     return {
         "triton_max_batch_size": str(config.buckets.max_num_requests),
@@ -99,6 +109,7 @@ def _values(config: SystemConfig, options: RepositoryOptions) -> dict[str, str]:
         "exclude_input_in_output": _flag(options.exclude_input_in_output),
         "skip_special_tokens": _flag(options.skip_special_tokens),
         "max_queue_size": str(config.max_queue_size),
+        "max_threads": str(num_text_threads(config)),
         "drain_timeout_s": str(options.drain_timeout_s),
     }
 

@@ -18,7 +18,11 @@ from trtllm_dspark.config import SystemConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.serving.launcher import TritonServer
 from trtllm_dspark.serving.ports import Ports
-from trtllm_dspark.serving.repository import RepositoryOptions, render_repository
+from trtllm_dspark.serving.repository import (
+    RepositoryOptions,
+    backend_arguments,
+    render_repository,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ def running_server(
             host=host,
             work_dir=work_dir,
             exit_timeout_s=options.drain_timeout_s,
+            extra_arguments=backend_arguments(config),
         )
         for note in server.port_notes:
             report(note)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_dspark.errors import RequestCancelledError, RequestTimeoutError
 from trtllm_dspark.serving.inputs import (
     HANDLE_PARAMETER,
     Tensors,
@@ -26,7 +28,7 @@ from trtllm_dspark.serving.inputs import (
     refuse_unknown_parameters,
     refuse_unsupported,
 )
-from trtllm_dspark.serving.model_parameters import ModelParameters, parse_model_args
+from trtllm_dspark.serving.model_parameters import parse_model_args
 from trtllm_dspark.serving.responses import read_failure
 from trtllm_dspark.serving.tensors import BLS_INPUTS, InputSpec, find_refused
 from trtllm_dspark.serving.triton_io import (
@@ -39,6 +41,9 @@ from trtllm_dspark.serving.triton_io import (
 logger = logging.getLogger(__name__)
 
 TEXT_PARAMETERS = ("tensorrt_llm_model_name", "preprocessing_model_name", "max_threads")
+DEFAULT_MAX_THREADS = 24
+"""Requests in the engine at once. Each holds one of the threads that the Python backend has for
+calls between models (thread-pool-size, 32 unless configured); some must stay free for stops."""
 CANCEL_POLL_S = 0.02
 """How often running requests are asked whether their client is gone."""
 
@@ -69,8 +74,25 @@ class TextCall:
     request_id: str
     timeout_us: int
     wanted: tuple[str, ...]
+    arrival_s: float = field(default_factory=time.monotonic)
     handle: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_started: bool = False
+    """A thread serves it; before that it waits for one."""
     is_stopped: bool = False
+    """The client was seen to be gone."""
+
+    def start(self) -> int:
+        """Leave the queue; returns the microseconds left of the time-out (0 = none)."""
+        self.is_started = True
+        if self.is_stopped:
+            raise RequestCancelledError("the request was cancelled")
+        if not self.timeout_us:
+            return 0
+        left_us = self.timeout_us - int(1e6 * (time.monotonic() - self.arrival_s))
+        if left_us <= 0:
+            timeout_s = self.timeout_us / 1e6
+            raise RequestTimeoutError(f"the request ran into its time-out of {timeout_s:g} s")
+        return left_us
 
 
 def check_text_inputs(tensors: Tensors) -> None:
@@ -106,7 +128,8 @@ class TextModel:
         parameters.log_unused(TEXT_PARAMETERS)
         self._engine = parameters.text("tensorrt_llm_model_name", "tensorrt_llm")
         self._preprocessing = parameters.text("preprocessing_model_name", "preprocessing")
-        self._pool = ThreadPoolExecutor(_num_threads(parameters), "dspark-text")
+        num_threads = parameters.number("max_threads", DEFAULT_MAX_THREADS)
+        self._pool = ThreadPoolExecutor(num_threads, "dspark-text")
         self._calls: set[TextCall] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -141,7 +164,8 @@ class TextModel:
 
     def _serve(self, call: TextCall) -> None:
         try:
-            self._forward(call, self._preprocess(call))
+            timeout_us = call.start()
+            self._forward(call, self._preprocess(call), timeout_us)
         except _ModelError as error:
             call.sender.fail(error.error)
         except Exception as error:
@@ -173,7 +197,7 @@ class TextModel:
             raise _ModelError(pb.TritonError(message, getattr(pb.TritonError, code)))
         return {name: found[key] for key, name in _FROM_PREPROCESSING.items() if key in found}
 
-    def _forward(self, call: TextCall, prompt: Mapping[str, npt.NDArray]) -> None:
+    def _forward(self, call: TextCall, prompt: Mapping[str, npt.NDArray], timeout_us: int) -> None:
         """Call the engine and pass each of its responses on, the last with the final flag."""
         pb = backend()
         tensors = {**engine_inputs(call.tensors), **prompt}
@@ -183,7 +207,7 @@ class TextModel:
             request_id=call.request_id,
             requested_output_names=_engine_outputs(call.wanted),
             parameters={HANDLE_PARAMETER: call.handle},
-            timeout=call.timeout_us,
+            timeout=timeout_us,
         )
         is_over = False
         for response in request.exec(decoupled=True):
@@ -214,7 +238,8 @@ class TextModel:
                 try:
                     if call.sender.is_cancelled():
                         call.is_stopped = True
-                        self._stop(call)
+                        if call.is_started:
+                            self._stop(call)
                 except Exception:
                     logger.exception("a cancelled request could not be stopped")
 
@@ -242,11 +267,6 @@ class _ModelError(Exception):
     def __init__(self, error: Any) -> None:
         super().__init__(error.message())
         self.error = error
-
-
-def _num_threads(parameters: ModelParameters) -> int:
-    """Threads at most; requests that run or wait in the engine's queue each hold one."""
-    return parameters.number("max_threads", max(512, 4 * parameters.max_batch_size))
 
 
 def _engine_outputs(wanted: tuple[str, ...]) -> list[str]:
