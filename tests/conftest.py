@@ -3,6 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct where `dspark demo` keeps it too; prepared once per checkout."""
+    from trtllm_dspark.checkpoints import prepare_model
+
+    return prepare_model("smollm2", Path(__file__).resolve().parents[1] / "models" / "smollm2")

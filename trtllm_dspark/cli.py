@@ -30,11 +30,18 @@ COMMANDS = {
     "prepare": Command("trtllm_dspark.checkpoints.prepare_command", "make a model directory"),
     "serve": Command("trtllm_dspark.serving.serve_command", "run Triton on a model directory"),
     "generate": Command("trtllm_dspark.serving.generate", "answer one prompt without a server"),
+    "convert": Command(
+        "trtllm_dspark.checkpoints.convert_command", "write a published drafter in our format"
+    ),
     "profile": Command(
         "trtllm_dspark.evaluation.profile_command", "measure the latency table of an engine"
     ),
     "generate-data": Command(
         "trtllm_dspark.training.generate_data", "let the target write training answers"
+    ),
+    "train": Command("trtllm_dspark.training.train", "train a drafter on such answers"),
+    "calibrate": Command(
+        "trtllm_dspark.evaluation.calibrate_command", "fit calibration.json on held-out prompts"
     ),
 }
 

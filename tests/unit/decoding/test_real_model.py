@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2 itself: logits against transformers, and token identity with and without drafts."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.decoding.loops import run_all, tokens_of
+from tests.unit.decoding.real_prompts import PROMPTS
+from trtllm_dspark.config import BucketConfig, SchedulerConfig, SystemConfig
+from trtllm_dspark.decoding import loop as loop_module
+from trtllm_dspark.engines.protocol import TargetStep
+from trtllm_dspark.runtime import System, build_system
+from trtllm_dspark.types import GenerationRequest, SamplingParams
+
+NEAR_TIE = 1e-2
+"""Top-2 logit gap below which bfloat16 may choose the other token."""
+
+
+def build(model_dir, policy, *, dtype="float32", max_num_requests=8) -> System:
+    return build_system(
+        SystemConfig(
+            model_dir=str(model_dir),
+            drafter="ngram",
+            dtype=dtype,
+            max_seq_len=512,
+            buckets=BucketConfig(max_num_requests=max_num_requests, max_num_tokens=256),
+            scheduler=SchedulerConfig(policy=policy),
+            profile="never",
+        )
+    )
+
+
+def answers(system: System, prompts, num_in_flight, **params) -> list[list[int]]:
+    """Token ids of each answer, with at most `num_in_flight` requests running at once."""
+    defaults = {"max_tokens": 128, "temperature": 0.0, "end_ids": system.tokenizer.eos_ids}
+    outputs = {}
+    for first in range(0, len(prompts), num_in_flight):
+        for offset, text in enumerate(prompts[first : first + num_in_flight]):
+            rendered = system.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+            ids = np.array(system.tokenizer.encode(rendered, add_special=False), np.int32)
+            name = str(first + offset)
+            request = GenerationRequest(
+                name, ids, SamplingParams(**{**defaults, **params}), time.monotonic()
+            )
+            system.loop.add(request)
+        outputs.update(run_all(system.loop))
+    return [tokens_of(outputs[str(i)]) for i in range(len(prompts))]
+
+
+def check_identity(model_dir, prompts, num_tokens):
+    plain = answers(build(model_dir, "autoregressive"), prompts, 1, max_tokens=num_tokens)
+    drafting = build(model_dir, "fixed")
+    assert answers(drafting, prompts, 1, max_tokens=num_tokens) == plain
+    assert answers(drafting, prompts, 8, max_tokens=num_tokens) == plain
+    assert drafting.loop.stats().num_accepted_tokens > 0
+
+
+def test_ngram_drafts_change_no_greedy_token_of_the_real_model(smollm2_dir):
+    check_identity(smollm2_dir, [PROMPTS[1], PROMPTS[3], PROMPTS[7]], 24)
+
+
+@pytest.mark.slow
+def test_ngram_drafts_change_no_token_of_twenty_answers_alone_and_in_company(smollm2_dir):
+    check_identity(smollm2_dir, PROMPTS, 128)
+
+
+@pytest.mark.slow
+def test_a_seeded_answer_is_the_same_alone_in_a_batch_of_eight_and_with_any_drafts(smollm2_dir):
+    options = dict(max_tokens=64, temperature=0.8, top_p=0.95, seed=1234)
+    alone = answers(build(smollm2_dir, "autoregressive"), PROMPTS[:8], 1, **options)
+    drafting = build(smollm2_dir, "fixed")
+    for cap in (0, 2, None):
+        assert answers(drafting, PROMPTS[:8], 8, num_draft_tokens=cap, **options) == alone
+    assert answers(drafting, PROMPTS[:8], 1, **options) == alone
+
+
+@pytest.mark.slow
+def test_bfloat16_answers_differ_only_after_near_ties(smollm2_dir, monkeypatch):
+    gaps: dict[str, list[float]] = {}
+    original = loop_module.accept
+
+    def recording(logits, batch):
+        result = original(logits, batch)
+        for row, view in enumerate(batch.sequences):
+            key = bytes(view.token_ids[: view.num_prompt_tokens])
+            gaps.setdefault(key, []).extend(result.top2_gap[row, : result.num_tokens[row]].tolist())
+        return result
+
+    monkeypatch.setattr(loop_module, "accept", recording)
+    plain = answers(build(smollm2_dir, "autoregressive", dtype="bfloat16"), PROMPTS, 1)
+    plain_gaps, keys = dict(gaps), list(gaps)
+    gaps.clear()
+    drafted = answers(build(smollm2_dir, "fixed", dtype="bfloat16"), PROMPTS, 8)
+    num_different = 0
+    for index, (a, b) in enumerate(zip(plain, drafted, strict=True)):
+        if a == b:
+            continue
+        num_different += 1
+        first = next(i for i in range(min(len(a), len(b)) + 1) if a[i : i + 1] != b[i : i + 1])
+        gap = min(plain_gaps[keys[index]][first], gaps[keys[index]][first])
+        assert gap < NEAR_TIE, f"answer {index} parts at token {first} with a gap of {gap}"
+    print(f"{num_different} of {len(plain)} bfloat16 answers part at a near-tie")
+
+
+@pytest.mark.slow
+def test_logits_equal_those_of_transformers_on_prompts_increments_and_ragged_steps(smollm2_dir):
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32).eval()
+    system = build(smollm2_dir, "autoregressive")
+    streams = [
+        np.array(system.tokenizer.encode(text * 3, add_special=False)[:48], np.int32)
+        for text in PROMPTS[4:7]
+    ]
+    with torch.inference_mode():
+        expected = [reference(torch.tensor(s[None]).long()).logits[0] for s in streams]
+    done = [0, 0, 0]
+    for lens in [(20, 1, 7), (1, 8, 1), (5, 20, 0), (3, 0, 30)]:
+        lens = [min(n, len(s) - d) for n, s, d in zip(lens, streams, done, strict=True)]
+        cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+        step = TargetStep(
+            token_ids=np.concatenate(
+                [s[d : d + n] for s, d, n in zip(streams, done, lens, strict=True)]
+            ),
+            positions=np.concatenate(
+                [np.arange(d, d + n) for d, n in zip(done, lens, strict=True)]
+            ).astype(np.int32),
+            cu_query_lens=cu,
+            context_lens=np.array(done, np.int32),
+            page_table=np.array([[1, 2], [3, 4], [5, 6]], np.int32),
+            logit_rows=np.arange(cu[-1], dtype=np.int32),
+            rung=64,
+        )
+        logits = system.engine.run_target(step).logits
+        for r in range(3):
+            got = logits[cu[r] : cu[r + 1]]
+            want = expected[r][done[r] : done[r] + lens[r]]
+            torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+            done[r] += lens[r]
