@@ -54,6 +54,9 @@ class LatencyTable:
     costs: Milliseconds = field(init=False, repr=False, compare=False)
     """[B, T] `step_ms` without holes and non-decreasing along rungs: what policies read."""
 
+    rung_array: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    """[T] `rungs` as an array."""
+
     def __post_init__(self) -> None:
         for name, values in (("request_buckets", self.request_buckets), ("rungs", self.rungs)):
             ascending = bool(values) and list(values) == sorted(set(values)) and values[0] >= 1
@@ -67,6 +70,7 @@ class LatencyTable:
             values = getattr(self, name)
             positive = bool(np.all(np.isnan(values) | ((values > 0) & np.isfinite(values))))
             require(positive, name, values, "positive milliseconds (NaN where unknown)")
+        object.__setattr__(self, "rung_array", np.array(self.rungs, np.int64))
         object.__setattr__(self, "costs", fit_isotonic_rows(complete_cells(self.step_ms)))
 
     def bucket_index(self, num_requests: int) -> int:

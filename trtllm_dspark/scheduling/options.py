@@ -27,16 +27,23 @@ class DraftOptions:
     """[O] expected committed tokens: R + Σ of the best `capacities` survivals."""
     costs: Vector
     """[O] milliseconds that the decode rows cost (prefill rows subtracted)."""
-    thresholds: FloatArray
-    """[M, O] survival of the first draft left out, per sample; 0 where none is."""
+    ascending: FloatArray
+    """[M, Rγ] all admissible survivals in ascending order, per sample."""
+
+    def first_left_out(self, option: int) -> FloatArray:
+        """Return [M] the survival of the first draft that `option` leaves out; 0 where none is."""
+        size, capacity = self.ascending.shape[1], int(self.capacities[option])
+        if capacity >= size:
+            return np.zeros(len(self.ascending), np.float32)
+        return self.ascending[:, size - 1 - capacity]
 
     def best_by_rate(self) -> int:
         """Return the option of highest gain / cost (the smaller rung wins ties)."""
-        return int(np.argmax(self.gains / self.costs))
+        return int((self.gains / self.costs).argmax())
 
     def best_by_value(self, rate: float) -> int:
         """Return the option of highest gain − rate · cost (the smaller rung wins ties)."""
-        return int(np.argmax(self.gains - rate * self.costs))
+        return int((self.gains - rate * self.costs).argmax())
 
 
 def draft_room(view: BatchView) -> int:
@@ -63,24 +70,20 @@ def gain_curve(admissible: FloatArray) -> tuple[Vector, FloatArray]:
 def gains_at(
     admissible: FloatArray, capacities: npt.NDArray[np.int64]
 ) -> tuple[Vector, FloatArray]:
-    """Return G at ascending capacities [O] and the first survival left out, per sample [M, O].
+    """Return G at ascending capacities [O], 0 at most once, and the sorted survivals [M, Rγ].
 
     The same numbers as `gain_curve`, without the sums that nobody asks for.
     """
-    ascending = np.sort(admissible.reshape(len(admissible), -1), axis=1)
-    size = ascending.shape[1]
+    ascending = admissible.reshape(len(admissible), -1).copy()
+    ascending.sort(axis=1)
     mean = ascending.mean(axis=0) if len(ascending) > 1 else ascending[0]
-    counted = capacities[capacities > 0]
     gains = np.zeros(len(capacities))
-    if len(counted):
-        segments = np.add.reduceat(mean, (size - counted)[::-1], dtype=np.float64)
-        gains[len(capacities) - len(counted) :] = np.cumsum(segments[::-1])
-    left_out = np.where(
-        capacities < size,
-        ascending[:, size - 1 - np.minimum(capacities, size - 1)],
-        np.float32(0.0),
-    )
-    return gains, left_out
+    skip = int(capacities[0] == 0)
+    if len(capacities) > skip:
+        starts = (ascending.shape[1] - capacities[skip:])[::-1]
+        segments = np.add.reduceat(mean, starts, dtype=np.float64)
+        gains[skip:] = segments[::-1].cumsum()
+    return gains, ascending
 
 
 def draft_options(
@@ -103,18 +106,16 @@ def draft_options(
     if most < least:
         return None
     first, last = table.rung_index(base + least), table.rung_index(base + most)
-    capacities = np.minimum(np.asarray(table.rungs[first : last + 1]) - base, most)
-    if with_empty and (not len(capacities) or capacities[0] > 0):
+    capacities = np.minimum(table.rung_array[first : last + 1] - base, most)
+    costs = table.costs[table.bucket_index(num_requests), first : last + 1]
+    if with_empty and capacities[0] > 0:
         capacities = np.concatenate([[0], capacities])
-        columns = np.concatenate([[first], np.arange(first, last + 1)])
-    else:
-        columns = np.arange(first, last + 1)
-    gains, thresholds = gains_at(admissible, capacities)
-    costs = table.costs[table.bucket_index(num_requests), columns]
+        costs = np.concatenate([costs[:1], costs])
+    gains, ascending = gains_at(admissible, capacities)
     shift = extra_ms - table.prefill_cost(num_requests, prefill)
     return DraftOptions(
         capacities=capacities,
         gains=num_requests + gains,
         costs=costs + shift,
-        thresholds=thresholds,
+        ascending=ascending,
     )

@@ -77,7 +77,8 @@ def narrow_requests(
     value = float(options.gains[best] - rate * options.costs[best])
     if not len(sizes) or saved_ms[0] <= 0.0 or value + rate * saved_ms[0] <= floor:
         return None
-    surplus = np.maximum(old - options.thresholds[:, best, None, None], 0.0).sum(axis=(0, 2))
+    left_out = options.first_left_out(best)
+    surplus = np.maximum(old - left_out[:, None, None], 0.0).sum(axis=(0, 2))
     surplus = np.where(wanted, surplus / len(old), -1.0)
     order = np.argsort(-surplus, kind="stable")[:num_wanted]
     kept = np.cumsum(surplus[order], dtype=np.float64)

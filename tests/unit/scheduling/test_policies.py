@@ -16,7 +16,7 @@ from tests.unit.scheduling.builders import dcut_table, make_table, make_view
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import PolicyResources, create_policy, policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
-from trtllm_dspark.scheduling.options import gain_curve, gains_at
+from trtllm_dspark.scheduling.options import DraftOptions, gain_curve, gains_at
 from trtllm_dspark.scheduling.policy import BatchView, Sees
 from trtllm_dspark.types import DraftMode
 
@@ -278,12 +278,13 @@ def test_gains_at_some_capacities_are_points_of_the_gain_curve(
     )
     size = survivals.size
     capacities = np.array(sorted(data.draw(st.sets(st.integers(0, size), min_size=1))))
-    gains, left_out = gains_at(samples.astype(np.float32), capacities)
+    gains, ascending = gains_at(samples.astype(np.float32), capacities)
     curve, ordered = gain_curve(samples.astype(np.float32))
     np.testing.assert_allclose(gains, curve[capacities], rtol=1e-6, atol=1e-6)
-    for column, capacity in enumerate(capacities):
+    options = DraftOptions(capacities, gains, np.ones(len(capacities)), ascending)
+    for option, capacity in enumerate(capacities):
         expected = ordered[:, capacity] if capacity < size else np.zeros(num_samples)
-        np.testing.assert_array_equal(left_out[:, column], expected)
+        np.testing.assert_array_equal(options.first_left_out(option), expected)
 
 
 def test_the_oracle_verifies_only_what_will_be_accepted() -> None:
