@@ -132,11 +132,15 @@ class PreprocessingModel:
         if not directory:
             raise ConfigError("tokenizer_dir is not filled: give the model directory")
         tokenizer = load_tokenizer(directory)
+        apply_chat_template = parameters.flag("apply_chat_template", False)
+        if apply_chat_template and tokenizer.chat_template is None:
+            logger.warning("%s has no chat template: prompts are taken as they are", directory)
+            apply_chat_template = False
         self._preprocessor = Preprocessor(
             tokenizer,
             load_vocab_size(directory, tokenizer),
             add_special_tokens=parameters.flag("add_special_tokens", True),
-            apply_chat_template=parameters.flag("apply_chat_template", False),
+            apply_chat_template=apply_chat_template,
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
