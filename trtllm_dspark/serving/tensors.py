@@ -75,7 +75,7 @@ ENGINE_INPUTS: tuple[InputSpec, ...] = (
     InputSpec("stop_words_list", "INT32", (2, -1), note="token ids and end offsets"),
     InputSpec("bad_words_list", "INT32", (2, -1), note="token ids and end offsets"),
     InputSpec("embedding_bias", "FP32", (-1,), note="one bias per vocabulary entry"),
-    _same("temperature", "FP32", "0 is greedy; see the rule below"),
+    _same("temperature", "FP32", "0 is greedy; see the rules"),
     InputSpec("runtime_top_k", "INT32", text_name="top_k"),
     InputSpec("runtime_top_p", "FP32", text_name="top_p"),
     _same("min_p", "FP32", extension=True),

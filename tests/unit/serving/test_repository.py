@@ -198,3 +198,19 @@ def test_flags_are_read_as_upstream_spells_them(value: str, expected: bool) -> N
 def test_a_flag_that_is_neither_is_refused() -> None:
     with pytest.raises(ConfigError, match="parameter x = 'maybe'"):
         make_parameters(x="maybe").flag("x", True)
+
+
+SUPPORT_PAGE = template_dir().parent / "docs" / "support.md"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_support_page_says_of_every_input_what_happens_to_it(model: str) -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in SUPPORT_PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    said = {(row[0].split("`")[1], row[4]) for row in rows if len(row) == 6}
+    inputs, outputs = TABLES[model]
+    assert {(spec.name, spec.support.value) for spec in inputs} <= said
+    assert {spec.name for spec in outputs} <= {r[0].split("`")[1] for r in rows if len(r) == 4}
