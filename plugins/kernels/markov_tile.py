@@ -48,7 +48,7 @@ def _head_logits(
             other=0.0,
         )
         acc += tl.dot(
-            f.to(DOT_DTYPE), w.to(DOT_DTYPE), input_precision="ieee", out_dtype=tl.float32
+            f.to(DOT_DTYPE), w.to(DOT_DTYPE), input_precision="tf32x3", out_dtype=tl.float32
         )
     return acc
 

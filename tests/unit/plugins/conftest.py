@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the kernels of this room in the Triton-language interpreter, on CPU tensors."""
+"""Runs the kernels of this room in the Triton-language interpreter, on CPU tensors; makes the
+benchmarks importable.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 if "triton" not in sys.modules:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -13,6 +16,8 @@ if "triton" not in sys.modules:
 import pytest
 import torch
 import triton
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))  # gpu_bench
 
 if not triton.knobs.runtime.interpret:
     raise RuntimeError(

@@ -80,6 +80,20 @@ def test_rows_are_normalised_rotated_and_scattered(
     torch.testing.assert_close(pages, expected_pages, rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
+def test_context_rows_without_queries_are_the_keys_and_values_alone() -> None:
+    # the drafter's context rows: num_heads = 0, k_norm for both norms
+    qkv, rope = make_rows(len(SLOTS), 2, 2, 16, torch.float32)
+    k_norm = torch.rand(16) + 0.5
+    pages = [torch.full((NUM_PAGES, PAGE_SIZE, 2, 2, 16), POISON) for _ in range(2)]
+    ids = torch.from_numpy(SLOTS)
+    kv = qkv[:, 2 * 16 :].contiguous()
+    for target, rows, heads in ((pages[0], qkv, 2), (pages[1], kv, 0)):
+        q = torch.empty(len(SLOTS), heads, 16)
+        plan = KvAppendPlan(len(SLOTS), heads, 2, 16)
+        run_kv_append_(plan, target, rows, rope, ids, q, q_norm=k_norm, k_norm=k_norm)
+    assert torch.equal(pages[0].nan_to_num(9.0), pages[1].nan_to_num(9.0))
+
+
 def test_slots_that_no_row_names_keep_their_bits() -> None:
     _, pages, _, _ = run_both(4, 2, 16)
     touched = torch.zeros(NUM_PAGES * PAGE_SIZE, dtype=torch.bool)
