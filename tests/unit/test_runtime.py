@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systems put together from configurations: what is loaded, measured, cached, and said."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from tests.e2e.tiny_model import write_tiny_model
+from tests.unit.decoding.loops import generate, request
+from trtllm_dspark import runtime
+from trtllm_dspark.checkpoints import drafter_shapes, load_model_config, write_drafter
+from trtllm_dspark.config import BucketConfig, DrafterConfig, SchedulerConfig, SystemConfig
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.scheduling import policy_names
+from trtllm_dspark.scheduling.latency_table import LatencyTable
+
+EVALUATION_ONLY = {"oracle"}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    directory = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    target = load_model_config(directory)
+    config = DrafterConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=48,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=target.vocab_size,
+        num_drafts=4,
+        mask_token_id=0,
+        target_layer_ids=(0,),
+        num_target_layers=target.num_layers,
+        target_hidden_size=target.hidden_size,
+        head_type="markov",
+        markov_rank=8,
+        confidence_head=True,
+    )
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator) * 0.3
+        for name, shape in drafter_shapes(config).items()
+    }
+    write_drafter(directory / "drafter", config, weights)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def quick_private_cache(shared_cache, monkeypatch):
+    monkeypatch.setenv("DSPARK_CACHE_DIR", str(shared_cache))
+    monkeypatch.setattr(runtime, "PROFILE_BUDGET_S", 0.2)
+
+
+def config_for(model_dir, **changes) -> SystemConfig:
+    fields = dict(
+        model_dir=str(model_dir),
+        dtype="float32",
+        num_threads=1,
+        max_seq_len=256,
+        buckets=BucketConfig(max_num_requests=4, max_num_tokens=64, request_buckets=(1, 4)),
+        scheduler=SchedulerConfig(policy="fixed"),
+        profile="never",
+    )
+    return SystemConfig(**{**fields, **changes})
+
+
+PROMPTS = [list(np.random.default_rng(i).integers(0, 256, 12 + 7 * i)) for i in range(5)]
+
+
+def tokens(config: SystemConfig, **params) -> dict[str, list[int]]:
+    system = runtime.build_system(config)
+    return generate(system.loop, [request(i, p, **params) for i, p in enumerate(PROMPTS)])
+
+
+def test_auto_takes_the_models_own_drafter_and_the_others_are_taken_by_name(model_dir):
+    for drafter, name in (
+        ("auto", "dspark"),
+        ("ngram", "ngram"),
+        ("none", "none"),
+        (str(model_dir / "drafter"), "dspark"),
+    ):
+        system = runtime.build_system(config_for(model_dir, drafter=drafter))
+        assert system.loop.drafter.name == name
+    plain = config_for(model_dir, scheduler=SchedulerConfig(policy="autoregressive"))
+    assert runtime.build_system(plain).loop.drafter.name == "none"
+    with pytest.raises(ConfigError, match="nowhere"):
+        runtime.build_system(config_for(model_dir, drafter="nowhere"))
+
+
+@pytest.mark.parametrize("policy", sorted(set(policy_names()) - EVALUATION_ONLY))
+def test_no_policy_changes_a_greedy_or_a_seeded_token(model_dir, policy):
+    """With a random DSpark drafter, a measured table and prefix reuse."""
+    plain = config_for(model_dir, scheduler=SchedulerConfig(policy="autoregressive"))
+    options = {"threshold": {"threshold": 0.3}}.get(policy, {})
+    config = config_for(
+        model_dir, profile="auto", scheduler=SchedulerConfig(policy=policy, options=options)
+    )
+    assert tokens(config) == tokens(plain)
+    seeded = dict(temperature=0.9, seed=5, top_p=0.95)
+    assert tokens(config, **seeded) == tokens(plain, **seeded)
+
+
+def test_a_table_is_measured_once_per_fingerprint_and_trusted_afterwards(
+    model_dir, caplog, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path))
+    config = config_for(model_dir, profile="auto", scheduler=SchedulerConfig(policy="adaptive"))
+    with caplog.at_level(logging.INFO):
+        first = runtime.build_system(config)
+        assert "measuring the latency table" in caplog.text
+        caplog.clear()
+        second = runtime.build_system(config)
+        assert "measuring the latency table" not in caplog.text
+    table = LatencyTable.load(runtime.table_path(first.info))
+    assert table.fingerprint == second.info.fingerprint
+    assert table.num_drafts == 4
+    assert np.all(table.autoregressive_ms > 0) and np.all(table.no_draft_ms > 0)
+    assert first.loop.stats().num_free_pages == first.loop.stats().num_pages
+    other = runtime.build_system(dataclasses.replace(config, drafter="ngram", profile="never"))
+    assert other.info.fingerprint != table.fingerprint
+
+
+def test_without_a_table_everything_is_verified_and_the_log_says_why(model_dir, caplog):
+    config = config_for(model_dir, scheduler=SchedulerConfig(policy="adaptive"))
+    with caplog.at_level(logging.WARNING):
+        system = runtime.build_system(config)
+    assert "every draft is verified" in caplog.text
+    generate(system.loop, [request("a", PROMPTS[0])])
+    stats = system.loop.stats()
+    cut_by_max_tokens = 1 + 2 + 3
+    assert stats.num_verified_tokens == stats.num_drafted_tokens - cut_by_max_tokens > 0
+
+
+def test_a_backend_that_cannot_run_yet_is_refused_by_name(model_dir):
+    with pytest.raises(ConfigError, match="tensorrt_rtx"):
+        runtime.build_system(config_for(model_dir, backend="tensorrt_rtx"))
