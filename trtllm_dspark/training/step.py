@@ -17,6 +17,7 @@ import torch
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.training.block_forward import forward_blocks
+from trtllm_dspark.training.block_softmax import BlockSoftmax
 from trtllm_dspark.training.objective import Objective, ObjectiveValues
 from trtllm_dspark.training.packing import (
     PackedBlocks,
@@ -57,9 +58,13 @@ class StepRunner:
     """Computes the gradients of a step. `targets` holds one dense target per worker."""
 
     def __init__(
-        self, model: DSparkModel, targets: Sequence[DenseTarget], objective: Objective
+        self,
+        model: DSparkModel,
+        targets: Sequence[DenseTarget],
+        objective: Objective,
+        softmax: BlockSoftmax,
     ) -> None:
-        self.model, self.objective = model, objective
+        self.model, self.objective, self.softmax = model, objective, softmax
         self._targets = list(targets)
         self._pool = ThreadPoolExecutor(max_workers=len(self._targets))
 
@@ -87,7 +92,7 @@ class StepRunner:
         self, target: DenseTarget, packed: PackedBlocks, normalizer: float, seed: tuple[int, ...]
     ) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
         taps, last = target.run(packed.token_ids, packed.cu_seq_lens)
-        hidden = forward_blocks(self.model, taps, packed)
+        hidden = forward_blocks(self.model, taps, packed, self.softmax)
         rng = np.random.default_rng(seed)
         return self.objective.gradients(hidden, last, packed, normalizer, rng)
 

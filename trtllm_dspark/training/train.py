@@ -26,7 +26,6 @@ from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.speed import can_fuse, fuse_modules_, keep_freed_memory
 from trtllm_dspark.training.token_store import TokenStore
 from trtllm_dspark.training.trainer import TrainConfig, Trainer
-from trtllm_dspark.training.vocab_loss import make_kernels
 from trtllm_dspark.training.vocabulary import ActiveVocabulary, most_frequent_tokens
 from trtllm_dspark.training.warm_start import copy_layers_, initialize_
 
@@ -228,8 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SequenceStream(stores, config.seed, config.max_len),
         load_validation(arguments.validation, config.max_len, arguments.max_validation_sequences),
         files,
-        make_kernels(fuse),
-        build_vocabulary(arguments, stores, target.config.vocab_size),
+        fuse=fuse,
+        vocabulary=build_vocabulary(arguments, stores, target.config.vocab_size),
     )
     is_resumed = trainer.resume()
     provenance = files.write_provenance(

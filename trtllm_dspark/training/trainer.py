@@ -22,6 +22,7 @@ from trtllm_dspark.config import require, to_json_dict
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
+from trtllm_dspark.training.block_softmax import make_block_softmax
 from trtllm_dspark.training.dataset import SequenceStream
 from trtllm_dspark.training.objective import LossWeights, Objective, ObjectiveValues
 from trtllm_dspark.training.optimizer import MasterOptimizer, learning_rate_factor
@@ -29,7 +30,7 @@ from trtllm_dspark.training.packing import TokenSequence
 from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.step import StepRunner, draw_batch
 from trtllm_dspark.training.validation import summarize_walk, walk_sequences
-from trtllm_dspark.training.vocab_loss import DEFAULT_TILE_ROWS, VocabKernels
+from trtllm_dspark.training.vocab_loss import DEFAULT_TILE_ROWS, make_kernels
 from trtllm_dspark.training.vocabulary import ActiveVocabulary
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class TrainConfig:
 
 
 class Trainer:
-    """Trains one drafter. `model` is changed in place."""
+    """Trains one drafter. `model` is changed in place; `fuse` compiles what runs per element."""
 
     def __init__(
         self,
@@ -89,15 +90,18 @@ class Trainer:
         stream: SequenceStream,
         validation: Sequence[TokenSequence],
         files: RunFiles,
-        kernels: VocabKernels,
+        *,
+        fuse: bool = False,
         vocabulary: ActiveVocabulary | None = None,
     ) -> None:
         self.config, self.model, self.stream, self.files = config, model, stream, files
         self.targets, self.validation = list(targets), list(validation)
         prepare_for_training_(model)
         head = self.targets[0].model.lm_head.weight
-        objective = Objective(model, head, config.loss, kernels, config.tile_rows, vocabulary)
-        self.runner = StepRunner(model, targets, objective)
+        objective = Objective(
+            model, head, config.loss, make_kernels(fuse), config.tile_rows, vocabulary
+        )
+        self.runner = StepRunner(model, targets, objective, make_block_softmax(fuse))
         self.optimizer = MasterOptimizer(model, lr=config.lr, ema_decay=config.ema_decay)
         self.best = float("-inf")
         self._blocks_done = 0
