@@ -90,21 +90,29 @@ class Policy(Protocol):
 
 PolicyFactory = Callable[[dict[str, Any], PolicyResources], Policy]
 _FACTORIES: dict[str, PolicyFactory] = {}
+_EVALUATION_ONLY: set[str] = set()
 
 
-def register_policy(name: str) -> Callable[[PolicyFactory], PolicyFactory]:
-    """Register a factory that takes the policy's options and the system's resources."""
+def register_policy(
+    name: str, *, evaluation_only: bool = False
+) -> Callable[[PolicyFactory], PolicyFactory]:
+    """Register a factory that takes the policy's options and the system's resources.
+
+    `evaluation_only` marks baselines that look ahead by design and must not be served.
+    """
 
     def add(factory: PolicyFactory) -> PolicyFactory:
         _FACTORIES[name] = factory
+        if evaluation_only:
+            _EVALUATION_ONLY.add(name)
         return factory
 
     return add
 
 
-def policy_names() -> tuple[str, ...]:
-    """Every registered name, sorted."""
-    return tuple(sorted(_FACTORIES))
+def policy_names(*, servable: bool = False) -> tuple[str, ...]:
+    """Every registered name, sorted; `servable` leaves evaluation-only baselines out."""
+    return tuple(sorted(n for n in _FACTORIES if not (servable and n in _EVALUATION_ONLY)))
 
 
 def create_policy(

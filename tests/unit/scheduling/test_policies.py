@@ -23,8 +23,7 @@ from trtllm_dspark.types import DraftMode
 LINEAR = make_table(
     [[1.0 + 0.1 * t for t in range(1, 17)]] * 2, buckets=(1, 4), rungs=tuple(range(1, 17))
 )
-EVALUATION_ONLY = {"best_uniform", "oracle"}
-SERVED = [name for name in policy_names() if name not in EVALUATION_ONLY]
+SERVED = policy_names(servable=True)
 
 
 def run_policy(
@@ -64,6 +63,7 @@ def test_the_registry_holds_all_policies_of_the_design_and_names_them_on_error()
         "autoregressive", "fixed", "threshold", "fixed_ratio", "ratio_bucket", "prefix",
         "prefix_async", "adaptive", "best_uniform", "oracle",
     }  # fmt: skip
+    assert set(policy_names()) - set(SERVED) == {"best_uniform", "oracle"}
     with pytest.raises(ConfigError, match="policy 'dcut' is unknown: choose one of adaptive"):
         create_policy("dcut")
 

@@ -82,7 +82,7 @@ def test_labels_stop_at_the_first_rejection_and_use_the_first_dropped_draft() ->
         [1, 1, 3, 0, 0],
         draft_lens=[3, 3, 3, 3, 3],
         logits=np.zeros((5, 3)),
-        dropped=[np.nan, 0.4, np.nan, 0.8, np.nan],
+        dropped=[np.nan, 0.4, np.nan, 0.8, 0.9],  # the last one after a rejection: no news
     )
     labels, weights = conditional_labels(outcome, np.ones(5, bool), np.ones((5, 3), bool))
     assert weights.tolist() == [[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 0, 0]]

@@ -30,7 +30,6 @@ class PolicyBase:
 
     name = ""
     needs_table = True
-    evaluation_only = False
 
     def __init__(self, resources: PolicyResources) -> None:
         self.table = resources.table

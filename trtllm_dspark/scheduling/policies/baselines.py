@@ -27,7 +27,6 @@ class BestUniformPolicy(PolicyBase):
     """ℓ_r = min(k, cap_r) for the k of highest (R + Σ survival) / C."""
 
     name = "best_uniform"
-    evaluation_only = True
     sees = frozenset({Sees.CURRENT_ALL})
     covers = DETERMINISTIC_DRAFTS
 
@@ -57,7 +56,6 @@ class OraclePolicy(PolicyBase):
     """Verifies only drafts that will be accepted, as many as pay. `reveal` tells it which."""
 
     name = "oracle"
-    evaluation_only = True
     sees = frozenset({Sees.OWN_PROBABILITY})
     covers = frozenset[Any]()
 
@@ -80,14 +78,14 @@ class OraclePolicy(PolicyBase):
         return fit_caps(lens, int(np.argmax(theta)))
 
 
-@register_policy("best_uniform")
+@register_policy("best_uniform", evaluation_only=True)
 def create_best_uniform(options: dict[str, Any], resources: PolicyResources) -> BestUniformPolicy:
     """Build the baseline; it has no options."""
     refuse_unknown_options("best_uniform", options, ())
     return BestUniformPolicy(resources)
 
 
-@register_policy("oracle")
+@register_policy("oracle", evaluation_only=True)
 def create_oracle(options: dict[str, Any], resources: PolicyResources) -> OraclePolicy:
     """Build the baseline; it has no options."""
     refuse_unknown_options("oracle", options, ())
