@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import triton.language as tl
+from dspark_plugins import filter_thresholds
 from dspark_plugins.accept_drafts import AS_LOGITS, AS_PROBS, BLOCK_TOKENS, NUM_WARPS, ONE_HOT
 from dspark_plugins.heuristics import choose_vocabulary_tile, next_power_of_2
 from dspark_plugins.kernel_variant import KernelVariant
 from dspark_plugins.kernels.accept_drafts import accept_drafts_kernel
+from dspark_plugins.kernels.filter_thresholds import filter_thresholds_kernel
 from dspark_plugins.kernels.markov_select import markov_select_kernel
 from dspark_plugins.kernels.markov_tile import markov_tile_kernel
 from dspark_plugins.kernels.select_drafts import select_drafts_kernel
@@ -40,6 +42,7 @@ def list_sampling_variants() -> list[KernelVariant]:
         *_tile_variants(),
         *_markov_select_variants(),
         *_accept_variants(),
+        *_filter_variants(),
     ]
 
 
@@ -195,4 +198,31 @@ def _accept_variants() -> Iterator[KernelVariant]:
         name = f"{drafter.name}_{('one_hot', 'probs', 'logits')[form]}"
         yield KernelVariant(
             "accept_drafts", name, accept_drafts_kernel, types, constants, num_warps=NUM_WARPS
+        )
+
+
+def _filter_variants() -> Iterator[KernelVariant]:
+    for drafter in (SMOLLM2_DRAFTER, QWEN3_DRAFTER):
+        types = {
+            "logits_ptr": "*fp32",
+            "scales_ptr": "*fp32",
+            "top_k_ptr": "*i32",
+            "top_p_ptr": "*fp32",
+            "min_p_ptr": "*fp32",
+            "num_rows": "i32",
+            "thresholds_ptr": "*fp32",
+        }
+        constants = {
+            "VOCAB": drafter.vocab_size,
+            "BLOCK": filter_thresholds.BLOCK_TOKENS,
+            "BLOCK_MASS": filter_thresholds.BLOCK_MASS_TOKENS,
+            "FAN": filter_thresholds.NUM_PIVOTS,
+        }
+        yield KernelVariant(
+            "filter_thresholds",
+            drafter.name,
+            filter_thresholds_kernel,
+            types,
+            constants,
+            num_warps=filter_thresholds.NUM_WARPS,
         )

@@ -16,6 +16,7 @@ from dspark_plugins.accept_drafts import (
     plan_accept_drafts,
     run_accept_drafts,
 )
+from dspark_plugins.filter_thresholds import run_filter_thresholds
 from dspark_plugins.markov import run_markov_block
 from dspark_plugins.markov_plan import (
     COUPLED,
@@ -30,6 +31,7 @@ from dspark_plugins.markov_plan import (
 from gpu_bench.correctness import Check
 from gpu_bench.environment import Target
 from trtllm_dspark.ops.accept_drafts import AcceptRule, accept_drafts
+from trtllm_dspark.ops.filter_probs import filter_thresholds
 from trtllm_dspark.ops.noise import Purpose, gumbel_row
 
 CLEAR_MARGIN = 1e-3
@@ -161,16 +163,36 @@ def check_accept(target: Target, num_requests: int, vocab: int, drafts: int) -> 
     return [Check(f"{name} differing requests", rate, 0.01), Check(f"{name} dropped", error, 1e-3)]
 
 
+def check_filters(target: Target, num_rows: int, vocab: int) -> Check:
+    """Rows whose kept set differs; a cumulative mass at top_p to within rounding may go either way."""
+    generator = torch.Generator().manual_seed(target.seed)
+    logits = torch.randn(num_rows, vocab, generator=generator) * 3
+    top_k = torch.arange(num_rows, dtype=torch.int32) % 3 * 20
+    top_p = 1.0 - (torch.arange(num_rows) % 4) * 0.15
+    min_p = (torch.arange(num_rows) % 5 == 4) * 0.05
+    expected = filter_thresholds(
+        logits, temperature=0.8, top_k=top_k.numpy(), top_p=top_p.numpy(), min_p=min_p.numpy()
+    )
+    scale = torch.full((num_rows,), 1.25)
+    moved = [x.to(target.device) for x in (logits, scale, top_k, top_p, min_p)]
+    found = run_filter_thresholds(*moved, torch.full_like(moved[1], float("nan"))).cpu()
+    kept, wanted = logits >= found[:, None], logits >= expected[:, None]
+    rate = (kept != wanted).any(dim=1).float().mean().item()
+    return Check(f"filter_thresholds V={vocab} differing rows", rate, 0.02)
+
+
 def list_sampling_checks(target: Target) -> list[Callable[[], list[Check]]]:
     """Drafting and acceptance, larger on a GPU."""
     if not target.is_cuda:
         return [
             lambda: check_markov(target, 3, 300, 16),
             lambda: check_accept(target, 9, 300, 3),
+            lambda: [check_filters(target, 8, 700)],
         ]
     return [
         lambda: check_markov(target, 5, 49152, 64),
         lambda: check_markov(target, 70, 32003, 256),
         lambda: check_accept(target, 128, 32003, 7),
         lambda: check_accept(target, 16, 151936, 7),
+        lambda: [check_filters(target, 120, 151936)],
     ]
