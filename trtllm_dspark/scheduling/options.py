@@ -97,6 +97,7 @@ def draft_options(
 ) -> DraftOptions | None:
     """Return the options for survivals [M, R, γ] (0 where inadmissible), None when there is none.
 
+    A sample that proposed fewer drafts than a rung holds runs a smaller rung: that is its cost.
     `with_empty` adds the drafted step that verifies nothing; `extra_ms` is added to every cost.
     """
     num_requests, prefill = len(view.request_keys), view.num_prefill_tokens
@@ -107,11 +108,16 @@ def draft_options(
         return None
     first, last = table.rung_index(base + least), table.rung_index(base + most)
     capacities = np.minimum(table.rung_array[first : last + 1] - base, most)
-    costs = table.costs[table.bucket_index(num_requests), first : last + 1]
+    row = table.costs[table.bucket_index(num_requests)]
+    costs = row[first : last + 1]
     if with_empty and capacities[0] > 0:
         capacities = np.concatenate([[0], capacities])
         costs = np.concatenate([costs[:1], costs])
     gains, ascending = gains_at(admissible, capacities)
+    proposed = np.count_nonzero(ascending, axis=1)
+    if proposed.min() < capacities[-1]:
+        rows = base + np.minimum(capacities, proposed[:, None])
+        costs = row[np.searchsorted(table.rung_array, rows)].mean(axis=0)
     shift = extra_ms - table.prefill_cost(num_requests, prefill)
     return DraftOptions(
         capacities=capacities,

@@ -16,7 +16,7 @@ from tests.unit.scheduling.builders import dcut_table, make_table, make_view
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import PolicyResources, create_policy, policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
-from trtllm_dspark.scheduling.options import DraftOptions, gain_curve, gains_at
+from trtllm_dspark.scheduling.options import DraftOptions, draft_options, gain_curve, gains_at
 from trtllm_dspark.scheduling.policy import BatchView, Sees
 from trtllm_dspark.types import DraftMode
 
@@ -285,6 +285,18 @@ def test_gains_at_some_capacities_are_points_of_the_gain_curve(
     for option, capacity in enumerate(capacities):
         expected = ordered[:, capacity] if capacity < size else np.zeros(num_samples)
         np.testing.assert_array_equal(options.first_left_out(option), expected)
+
+
+def test_samples_that_proposed_little_cost_the_smaller_rung_that_they_run() -> None:
+    # Half of the old blocks proposed nothing, as an n-gram drafter does where nothing matches.
+    view = make_view([2], rungs=(1, 2, 3), num_drafts=2)
+    table = make_table([[1.0, 2.0, 4.0]], buckets=(1,), rungs=(1, 2, 3))
+    samples = np.array([[[0.9, 0.8]], [[0.0, 0.0]], [[0.9, 0.0]], [[0.0, 0.0]]], np.float32)
+    options = draft_options(table, view, samples, 2, with_empty=True)
+    assert options is not None
+    assert options.capacities.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(options.gains, [1.0, 1.45, 1.65], rtol=1e-6)
+    np.testing.assert_allclose(options.costs, [1.0, 1.5, 2.0])
 
 
 def test_the_oracle_verifies_only_what_will_be_accepted() -> None:
