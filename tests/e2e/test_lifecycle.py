@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as tritonclient
 
 from tests.e2e.conftest import tiny_config
 from tests.e2e.support import metrics, running, wait_until
@@ -79,6 +83,42 @@ def test_a_full_queue_and_a_drain(model_dir: Path, tmp_path: Path) -> None:
         assert [(a.error, a.finish_reason) for a in answers] == [(None, "length")] * 2
         assert server.wait(60) == 0
         wait_until(lambda: not any(is_alive(pid) for pid in models), "every model process gone")
+
+
+def test_without_decoupling_unary_calls_run_side_by_side(model_dir: Path, tmp_path: Path) -> None:
+    with running_server(
+        tiny_config(model_dir),
+        ports=Ports(0, 0, 0),
+        host="127.0.0.1",
+        options=RepositoryOptions(decoupled=False),
+        work_dir=tmp_path,
+    ) as server:
+        url = server.grpc_url
+        with tritonclient.InferenceServerClient(url) as client:
+            futures: list[queue.Queue[Any]] = [queue.Queue() for _ in range(4)]
+            for number, future in enumerate(futures):
+                client.async_infer(
+                    ("ensemble", "tensorrt_llm_bls")[number % 2],
+                    unary_inputs(stream=number == 3),
+                    lambda result, error, future=future: future.put(error or result),
+                )
+            *results, refused = [future.get(timeout=60) for future in futures]
+            texts = {bytes(result.as_numpy("text_output")[0]) for result in results}
+            assert len(texts) == 1 and len(texts.pop()) >= 16
+            assert refused.status() == "StatusCode.INVALID_ARGUMENT"
+            assert "decoupled_mode false" in refused.message()
+
+
+def unary_inputs(stream: bool) -> list[Any]:
+    inputs = []
+    for name, array, datatype in (
+        ("text_input", np.array([[b"hello"]], object), "BYTES"),
+        ("max_tokens", np.array([[16]], np.int32), "INT32"),
+        ("stream", np.array([[stream]]), "BOOL"),
+    ):
+        inputs.append(tritonclient.InferInput(name, list(array.shape), datatype))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
 
 
 def test_a_model_that_cannot_load_fails_the_start_and_says_why(
