@@ -132,7 +132,10 @@ def test_a_table_is_measured_once_per_fingerprint_and_trusted_afterwards(
     assert other.info.fingerprint != table.fingerprint
 
 
-def test_without_a_table_everything_is_verified_and_the_log_says_why(model_dir, caplog):
+def test_without_a_table_everything_is_verified_and_the_log_says_why(
+    model_dir, caplog, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path))
     config = config_for(model_dir, scheduler=SchedulerConfig(policy="adaptive"))
     with caplog.at_level(logging.WARNING):
         system = runtime.build_system(config)
