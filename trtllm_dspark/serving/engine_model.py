@@ -108,7 +108,7 @@ class EngineModel:
         tensors = read_tensors(request)
         refuse_unknown_parameters(request.parameters(), _KNOWN)
         handle = str(parse_parameters(request.parameters()).get(HANDLE_PARAMETER, ""))
-        responder.errors_as_outputs = bool(handle)
+        responder.is_for_model = bool(handle)
         if read_bool(tensors, "stop"):
             if not handle and not request.request_id():
                 raise UnsupportedError("stop needs the id of the request that is to be stopped")

@@ -142,9 +142,12 @@ class TextStream:
             self._drop_cut_tokens()
 
     def _drop_cut_tokens(self) -> None:
-        """Forget held-back tokens that reach into a stop string."""
+        """Forget held-back tokens that reach into a stop string, if one was found."""
+        if not self.is_stopped:
+            return
         end = self._num_given + len(self._text)
-        self._pending = [p for p in self._pending if p.end <= end]
+        whole = [i for i, p in enumerate(self._pending, 1) if p.is_aligned and p.end <= end]
+        self._pending = self._pending[: max(whole, default=0)]
 
     def _match(self, characters: str) -> None:
         """Append characters to the text, stopping before a completed stop string."""

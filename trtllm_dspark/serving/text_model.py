@@ -231,17 +231,25 @@ class TextModel:
         return bool(reason)
 
     def _watch(self) -> None:
-        while not self._is_closed.wait(CANCEL_POLL_S):
+        """Ask all calls in turn, at most a fifth of the time: each question is a round trip."""
+        pause_s = CANCEL_POLL_S
+        while not self._is_closed.wait(pause_s):
+            started = time.monotonic()
             with self._lock:
                 calls = [call for call in self._calls if not call.is_stopped]
             for call in calls:
-                try:
-                    if call.sender.is_cancelled():
-                        call.is_stopped = True
-                        if call.is_started:
-                            self._stop(call)
-                except Exception:
-                    logger.exception("a cancelled request could not be stopped")
+                self._check(call)
+            pause_s = max(CANCEL_POLL_S, 4 * (time.monotonic() - started))
+
+    def _check(self, call: TextCall) -> None:
+        """Stop a call whose client is gone."""
+        try:
+            if call.sender.is_cancelled():
+                call.is_stopped = True
+                if call.is_started:
+                    self._stop(call)
+        except Exception:
+            logger.exception("a cancelled request could not be stopped")
 
     def _stop(self, call: TextCall) -> None:
         """Have the engine model end this call's request."""

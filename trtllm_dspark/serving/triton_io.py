@@ -159,8 +159,9 @@ class ResponseWriter:
 class SenderResponder:
     """A `live_request.Responder` on a response sender; exactly one final flag, errors included.
 
-    `errors_as_outputs`: a calling model does not see an error that comes after other responses, so
-    for such callers an error is a response like any other (`responses.make_failure_outputs`).
+    `is_for_model`: a calling model does not see an error that comes after other responses, so for
+    it an error is a response like any other (`responses.make_failure_outputs`); and it stops its
+    request itself, so it need not be asked whether it is gone.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class SenderResponder:
     ) -> None:
         self._writer, self._sender = writer, sender
         self._make_outputs, self._wanted = make_outputs, tuple(wanted)
-        self.errors_as_outputs = False
+        self.is_for_model = False
 
     def send(self, response: TokenResponse, *, final: bool) -> None:
         """See `live_request.Responder`."""
@@ -188,7 +189,7 @@ class SenderResponder:
 
     def is_cancelled(self) -> bool:
         """See `live_request.Responder`."""
-        return self._sender.is_cancelled()
+        return not self.is_for_model and self._sender.is_cancelled()
 
     def _send(self, response: TokenResponse, final: bool) -> None:
         try:
@@ -199,7 +200,7 @@ class SenderResponder:
         self._sender.send(tensors, final=final)
 
     def _fail(self, error: Exception) -> None:
-        if not self.errors_as_outputs:
+        if not self.is_for_model:
             self._sender.fail(error)
             return
         outputs = make_failure_outputs(status_name(error), error_message(error))

@@ -60,7 +60,7 @@ def make_request(
     client_id: str = "",
     handle: str = "",
     timeout_s: float | None = None,
-    max_tokens: int = 1000,
+    max_tokens: int = 10**9,
     log_probs: bool = False,
 ) -> EngineRequest:
     generation = GenerationRequest(
