@@ -32,7 +32,9 @@ class AttentionGroup:
     pages: torch.Tensor
     """[G·P] int64 page ids"""
     mask: torch.Tensor
-    """[G, 1, q_per_kv·n, S] additive, in the queries' dtype"""
+    """[G, 1, n, S] additive, in the queries' dtype; q_per_kv times n where heads are packed."""
+    packs_heads: bool
+    """The query heads of a K/V head are rows of one product (else one product a head)."""
     num_requests: int
     query_len: int
 
@@ -93,6 +95,9 @@ def plan_attention(
         if window > 0:
             position = np.where(is_real, context_lens[ids][:, None] + offsets, 0)
             seen &= keys > position[:, :, None] - window
+        # One bfloat16 row a head is faster unpacked, all else packed (measured: 2.2 against 2.9 ms
+        # for 96 requests of 288 keys, 4.5 against 7 ms at 8 rows).
+        packs = n > 1 or dtype != torch.bfloat16
         mask = torch.zeros(seen.shape, dtype=dtype)
         mask.masked_fill_(torch.from_numpy(~seen), float("-inf"))
         plan.groups.append(
@@ -100,7 +105,8 @@ def plan_attention(
                 rows=torch.from_numpy(rows.reshape(-1).astype(np.int64)),
                 valid=None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real)),
                 pages=torch.from_numpy(page_table[ids, :pages].reshape(-1).astype(np.int64)),
-                mask=mask.repeat(1, q_per_kv, 1).unsqueeze(1),
+                mask=mask.repeat(1, q_per_kv if packs else 1, 1).unsqueeze(1),
+                packs_heads=packs,
                 num_requests=len(members),
                 query_len=n,
             )
@@ -137,14 +143,17 @@ def _run_group(
     kv = _gather_pages(kv_pages, group, plan).view(g, -1, 2, kv_heads, dim)
     if kv.dtype != q.dtype:
         kv = kv.to(q.dtype)
+    keys, values = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
     queries = q.index_select(0, group.rows).view(g, n, kv_heads, q_per_kv, dim)
-    queries = queries.permute(0, 2, 3, 1, 4).reshape(g, kv_heads, q_per_kv * n, dim)
+    queries = queries.permute(0, 2, 3, 1, 4)
+    shape = (g, kv_heads, q_per_kv * n, dim) if group.packs_heads else (g, q.shape[1], n, dim)
     result = functional.scaled_dot_product_attention(
-        queries,
-        kv[:, :, 0].transpose(1, 2),
-        kv[:, :, 1].transpose(1, 2),
+        queries.reshape(shape),
+        keys,
+        values,
         attn_mask=group.mask,
         scale=scale,
+        enable_gqa=not group.packs_heads,
     )
     result = result.view(g, kv_heads, q_per_kv, n, dim).permute(0, 3, 1, 2, 4)
     result = result.reshape(g * n, kv_heads * q_per_kv, dim)
