@@ -7,6 +7,7 @@ anchors, batches or models.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -85,4 +86,5 @@ class SequenceStream:
             self._start_epoch(self.epoch + 1, [len(store) for store in self._stores])
         number, row = self._order[self._cursor].tolist()
         self._cursor += 1
-        return load_sequence(self._stores[number], row, self._max_len)
+        sequence = load_sequence(self._stores[number], row, self._max_len)
+        return dataclasses.replace(sequence, key=(number, row))

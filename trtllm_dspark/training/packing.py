@@ -28,6 +28,8 @@ class TokenSequence:
     token_ids: npt.NDArray[np.integer]
     """[total]"""
     prompt_len: int
+    key: tuple[int, int] | None = None
+    """(store number, row) where the sequence comes from a store: names its cached states."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class PackedBlocks:
     """[N] packed row of each anchor."""
     num_labels: Int64Array
     """[N] slots with a true next token, 1..γ (fewer near the end)."""
+    sequence_keys: tuple[tuple[int, int] | None, ...]
+    """[S] `TokenSequence.key` of each."""
 
     @property
     def num_blocks(self) -> int:
@@ -99,4 +103,5 @@ def pack_blocks(
         cu_blocks=np.concatenate(([0], np.cumsum(counts))),
         anchor_rows=cu_seq_lens[owners] + flat,
         num_labels=np.minimum(lengths[owners] - 1 - flat, num_drafts),
+        sequence_keys=tuple(s.key for s in sequences),
     )

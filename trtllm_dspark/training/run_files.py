@@ -66,10 +66,15 @@ class RunFiles:
     def write_provenance(self, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Write provenance.json and return its data."""
         data = {**describe_run(), **extra}
-        aside = self.directory / "provenance.json.tmp"
-        aside.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(aside, self.directory / "provenance.json")
+        write_json(self.directory / "provenance.json", data)
         return data
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write aside and rename."""
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(aside, path)
 
 
 def describe_run() -> dict[str, Any]:

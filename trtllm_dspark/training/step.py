@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.training.block_forward import forward_blocks
 from trtllm_dspark.training.block_softmax import BlockSoftmax
@@ -25,6 +24,7 @@ from trtllm_dspark.training.packing import (
     pack_blocks,
     sample_anchors,
 )
+from trtllm_dspark.training.state_cache import StateSource
 
 
 def draw_batch(
@@ -55,18 +55,18 @@ def draw_batch(
 
 
 class StepRunner:
-    """Computes the gradients of a step. `targets` holds one dense target per worker."""
+    """Computes the gradients of a step. `sources` holds one source of target states per worker."""
 
     def __init__(
         self,
         model: DSparkModel,
-        targets: Sequence[DenseTarget],
+        sources: Sequence[StateSource],
         objective: Objective,
         softmax: BlockSoftmax,
     ) -> None:
         self.model, self.objective, self.softmax = model, objective, softmax
-        self._targets = list(targets)
-        self._pool = ThreadPoolExecutor(max_workers=len(self._targets))
+        self._sources = list(sources)
+        self._pool = ThreadPoolExecutor(max_workers=len(self._sources))
 
     def run(
         self, batch: Sequence[PackedBlocks], seed: tuple[int, ...]
@@ -74,13 +74,13 @@ class StepRunner:
         """Summed float32 gradients of the whole batch, and the sums of its losses."""
         self.objective.refresh(batch, np.random.default_rng((*seed, len(batch))))
         normalizer = sum(self.objective.total_weight(packed) for packed in batch)
-        num_workers = len(self._targets)
+        num_workers = len(self._sources)
         shares = [list(range(w, len(batch), num_workers)) for w in range(num_workers)]
 
         def work(worker: int) -> list[tuple[dict[str, torch.Tensor], ObjectiveValues]]:
             torch.set_num_threads(1 if num_workers > 1 else torch.get_num_threads())
-            target = self._targets[worker]
-            return [self._one(target, batch[i], normalizer, (*seed, i)) for i in shares[worker]]
+            source = self._sources[worker]
+            return [self._one(source, batch[i], normalizer, (*seed, i)) for i in shares[worker]]
 
         if num_workers == 1:
             return _sum(work(0))
@@ -89,9 +89,9 @@ class StepRunner:
         return _sum(ordered)
 
     def _one(
-        self, target: DenseTarget, packed: PackedBlocks, normalizer: float, seed: tuple[int, ...]
+        self, source: StateSource, packed: PackedBlocks, normalizer: float, seed: tuple[int, ...]
     ) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
-        taps, last = target.run(packed.token_ids, packed.cu_seq_lens)
+        taps, last = source.states(packed)
         hidden = forward_blocks(self.model, taps, packed, self.softmax)
         rng = np.random.default_rng(seed)
         return self.objective.gradients(hidden, last, packed, normalizer, rng)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -19,11 +19,19 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
+from trtllm_dspark.options import configure_logging
 from trtllm_dspark.training.dataset import SequenceStream, hash_stores, load_sequence, usable_rows
 from trtllm_dspark.training.objective import LossWeights
 from trtllm_dspark.training.packing import TokenSequence
 from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.speed import can_fuse, fuse_modules_, keep_freed_memory
+from trtllm_dspark.training.state_cache import (
+    Cached,
+    OnTheFly,
+    StateFile,
+    StateSource,
+    bytes_per_token,
+)
 from trtllm_dspark.training.token_store import TokenStore
 from trtllm_dspark.training.trainer import TrainConfig, Trainer
 from trtllm_dspark.training.vocabulary import ActiveVocabulary, most_frequent_tokens
@@ -81,6 +89,12 @@ def build_parser() -> argparse.ArgumentParser:
         "a sample of the rest; 0 = the whole vocabulary",
     )
     parser.add_argument("--sampled-vocabulary", type=int, default=2048)
+    parser.add_argument(
+        "--cache-states",
+        help="directory for the target's states (several epochs over the same data); "
+        "default: compute them on the fly",
+    )
+    parser.add_argument("--max-cache-gib", type=float, default=8.0)
     parser.add_argument("--validate-every", type=int, default=default.validate_every)
     parser.add_argument("--max-validation-sequences", type=int, default=96)
     parser.add_argument("--save-every", type=int, default=default.save_every)
@@ -199,13 +213,10 @@ def _check_stores(stores: Sequence[TokenStore], target: ModelConfig) -> None:
             )
 
 
-def _stop_gently(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, resuming what the output directory holds."""
     arguments = build_parser().parse_args(argv)
+    configure_logging(verbose=True)
     keep_freed_memory()
     config = train_config(arguments)
     dtype = getattr(torch, arguments.dtype)
@@ -223,7 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer = Trainer(
         config,
         model,
-        [DenseTarget(target, model.config.target_layer_ids) for _ in range(arguments.workers)],
+        DenseTarget(target, model.config.target_layer_ids),
+        build_sources(arguments, target, model.config.target_layer_ids, stores),
         SequenceStream(stores, config.seed, config.max_len),
         load_validation(arguments.validation, config.max_len, arguments.max_validation_sequences),
         files,
@@ -241,10 +253,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             "drafter": to_json_dict(model.config),
         }
     )
-    signal.signal(signal.SIGTERM, _stop_gently)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     logger.info("training from step %d, fused kernels: %s", trainer.step_number, fuse)
-    trainer.run({"provenance": provenance})
+    trainer.run({"provenance": provenance}, stop.is_set)
     return 0
+
+
+def build_sources(
+    arguments: argparse.Namespace,
+    target: TargetModel,
+    tap_layers: tuple[int, ...],
+    stores: Sequence[TokenStore],
+) -> list[StateSource]:
+    """One source of target states per worker; announces the size of a cache."""
+    targets = [DenseTarget(target, tap_layers) for _ in range(arguments.workers)]
+    if not arguments.cache_states:
+        return [OnTheFly(one) for one in targets]
+    identity = f"{stores[0].meta['model_hash']} taps {list(tap_layers)} of {arguments.data}"
+    file = StateFile(arguments.cache_states, targets[0], identity)
+    num_tokens = sum(int(store.index[:, 2].sum()) for store in stores)
+    logger.info(
+        "states of the %d tokens there are now take %.2f GiB in %s; at most %.2f GiB are kept",
+        num_tokens,
+        num_tokens * bytes_per_token(targets[0]) / 2**30,
+        arguments.cache_states,
+        arguments.max_cache_gib,
+    )
+    return [Cached(one, file, int(arguments.max_cache_gib * 2**30)) for one in targets]
 
 
 def build_vocabulary(
@@ -270,5 +307,4 @@ def build_drafter(
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     raise SystemExit(main())

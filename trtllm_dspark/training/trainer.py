@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from trtllm_dspark.training.objective import LossWeights, Objective, ObjectiveVa
 from trtllm_dspark.training.optimizer import MasterOptimizer, learning_rate_factor
 from trtllm_dspark.training.packing import TokenSequence
 from trtllm_dspark.training.run_files import RunFiles
+from trtllm_dspark.training.state_cache import StateSource
 from trtllm_dspark.training.step import StepRunner, draw_batch
 from trtllm_dspark.training.validation import summarize_walk, walk_sequences
 from trtllm_dspark.training.vocab_loss import DEFAULT_TILE_ROWS, make_kernels
@@ -86,7 +87,8 @@ class Trainer:
         self,
         config: TrainConfig,
         model: DSparkModel,
-        targets: Sequence[DenseTarget],
+        target: DenseTarget,
+        sources: Sequence[StateSource],
         stream: SequenceStream,
         validation: Sequence[TokenSequence],
         files: RunFiles,
@@ -95,13 +97,13 @@ class Trainer:
         vocabulary: ActiveVocabulary | None = None,
     ) -> None:
         self.config, self.model, self.stream, self.files = config, model, stream, files
-        self.targets, self.validation = list(targets), list(validation)
+        self.target, self.validation = target, list(validation)
         prepare_for_training_(model)
-        head = self.targets[0].model.lm_head.weight
+        head = target.model.lm_head.weight
         objective = Objective(
             model, head, config.loss, make_kernels(fuse), config.tile_rows, vocabulary
         )
-        self.runner = StepRunner(model, targets, objective, make_block_softmax(fuse))
+        self.runner = StepRunner(model, sources, objective, make_block_softmax(fuse))
         self.optimizer = MasterOptimizer(model, lr=config.lr, ema_decay=config.ema_decay)
         self.best = float("-inf")
         self._blocks_done = 0
@@ -139,30 +141,31 @@ class Trainer:
             }
         )
 
-    def run(self, provenance: dict[str, Any] | None = None) -> None:
-        """Train to the last step, the time limit or an interrupt; leave a resumable state."""
+    def run(
+        self,
+        provenance: dict[str, Any] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Train to the last step, the time limit or `should_stop`; leave a resumable state."""
         config = self.config
         started = mark = time.monotonic()
         sums: ObjectiveValues | None = None
-        try:
-            while self.step_number < config.num_steps:
-                values, norm = self.train_step()
-                sums = values if sums is None else sums + values
-                step = self.step_number
-                if step % config.log_every == 0:
-                    now = time.monotonic()
-                    self._log_losses(sums, norm, now - mark)
-                    sums, mark = None, now
-                if step % config.validate_every == 0 or step == config.num_steps:
-                    self.validate(provenance)
-                    mark = time.monotonic()
-                if step % config.save_every == 0:
-                    self.save()
-                if config.max_minutes and time.monotonic() - started > 60 * config.max_minutes:
-                    logger.info("time limit reached at step %d", step)
-                    break
-        except KeyboardInterrupt:
-            logger.info("interrupted at step %d", self.step_number)
+        while self.step_number < config.num_steps and not should_stop():
+            values, norm = self.train_step()
+            sums = values if sums is None else sums + values
+            step = self.step_number
+            if step % config.log_every == 0:
+                now = time.monotonic()
+                self._log_losses(sums, norm, now - mark)
+                sums, mark = None, now
+            if step % config.validate_every == 0 or step == config.num_steps:
+                self.validate(provenance)
+                mark = time.monotonic()
+            if step % config.save_every == 0:
+                self.save()
+            if config.max_minutes and time.monotonic() - started > 60 * config.max_minutes:
+                break
+        logger.info("stopped after step %d", self.step_number)
         self.save()
         self.export(self.files.last_dir, provenance or {})
 
@@ -216,7 +219,7 @@ class Trainer:
             return {}
         self.optimizer.write_(self.optimizer.weights_to_export())
         try:
-            table = walk_sequences(self.model, self.targets[0], self.validation)
+            table = walk_sequences(self.model, self.target, self.validation)
         finally:
             self.optimizer.write_(self.optimizer.masters)
         summary = summarize_walk(table, self.model.config.num_drafts)

@@ -17,6 +17,7 @@ from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.training.dataset import SequenceStream, load_sequence
 from trtllm_dspark.training.objective import LossWeights
 from trtllm_dspark.training.run_files import RunFiles
+from trtllm_dspark.training.state_cache import OnTheFly
 from trtllm_dspark.training.trainer import TrainConfig, Trainer
 from trtllm_dspark.training.warm_start import initialize_
 
@@ -46,10 +47,12 @@ def make_trainer(
     unseen = write_answers(tmp_path / f"validation-{run}", 16, seed=2)
     model = make_drafter(target, **changes)
     initialize_(model, target, torch.Generator().manual_seed(0))
+    dense = DenseTarget(target, model.config.target_layer_ids)
     return Trainer(
         config,
         model,
-        [DenseTarget(target, model.config.target_layer_ids) for _ in range(num_workers)],
+        dense,
+        [OnTheFly(DenseTarget(target, dense.tap_layers)) for _ in range(num_workers)],
         SequenceStream([store], config.seed, config.max_len),
         [load_sequence(unseen, row, config.max_len) for row in range(len(unseen))],
         RunFiles(tmp_path / run),
@@ -114,7 +117,7 @@ def test_the_log_and_the_exported_drafter_say_how_they_came_about(tmp_path: Path
     assert [line["step"] for line in lines] == [10, 20, 20]
     assert {"ce", "tv", "confidence", "blocks_per_s", "lr"} <= set(lines[0])
     assert {"survival", "ece", "roc_auc", "acceptance_length"} <= set(lines[-1]["validation"])
-    config, weights = load_drafter(trainer.files.best_dir, trainer.targets[0].model.config)
+    config, weights = load_drafter(trainer.files.best_dir, trainer.target.model.config)
     assert config == trainer.model.config
     assert all(weight.dtype == torch.bfloat16 for weight in weights.values())
     extra = json.loads((trainer.files.best_dir / "config.json").read_text())["extra"]
