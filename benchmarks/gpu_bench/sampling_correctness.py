@@ -164,7 +164,7 @@ def check_accept(target: Target, num_requests: int, vocab: int, drafts: int) -> 
 
 
 def check_filters(target: Target, num_rows: int, vocab: int) -> Check:
-    """Rows whose kept set differs; a cumulative mass at top_p to within rounding may go either way."""
+    """Rows whose kept set differs; a mass that meets top_p to within rounding may go either way."""
     generator = torch.Generator().manual_seed(target.seed)
     logits = torch.randn(num_rows, vocab, generator=generator) * 3
     top_k = torch.arange(num_rows, dtype=torch.int32) % 3 * 20
