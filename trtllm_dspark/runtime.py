@@ -6,13 +6,14 @@ Everything "auto" is resolved here into concrete objects and logged once.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
-from trtllm_dspark.config import SystemConfig
+from trtllm_dspark.config import SchedulerConfig, SystemConfig
 from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
 from trtllm_dspark.decoding.drafters.ngram import NgramDrafter
 from trtllm_dspark.decoding.drafters.none import NoDrafter
@@ -47,6 +48,10 @@ class System:
     loop: DecodingLoop
     tokenizer: Tokenizer
     engine: Engine
+    drafter: Drafter
+    table: LatencyTable | None
+    """The latency table policies may trust, None without one."""
+    calibration: Calibration | None
 
     @property
     def info(self) -> EngineInfo:
@@ -63,21 +68,9 @@ def build_system(config: SystemConfig) -> System:
     table = None
     if config.scheduler.policy in TABLE_POLICIES:
         table = latency_table(config, engine, drafter)
-    estimator = SurvivalEstimator(drafter.num_drafts, load_calibration(config, drafter))
-    policy = create_policy(
-        config.scheduler.policy,
-        config.scheduler.options,
-        PolicyResources(table=table, estimator=estimator),
-    )
-    loop = DecodingLoop(
-        engine,
-        drafter,
-        policy,
-        estimator,
-        max_queue_size=config.max_queue_size,
-        enable_prefix_reuse=config.cache.enable_prefix_reuse,
-        strict_policy=config.scheduler.strict,
-    )
+    calibration = load_calibration(config)
+    loop = make_loop(config, engine, drafter, table, calibration)
+    policy = loop.policy
     logger.info(
         "loaded %s: dtype %s, drafter %s (γ=%d), policy %s, %d requests, %d pages of %d, rungs %s",
         config.model_dir,
@@ -90,7 +83,43 @@ def build_system(config: SystemConfig) -> System:
         engine.info.page_size,
         list(engine.info.rungs),
     )
-    return System(config, loop, tokenizer, engine)
+    return System(config, loop, tokenizer, engine, drafter, table, calibration)
+
+
+def build_loop(system: System, scheduler: SchedulerConfig) -> DecodingLoop:
+    """Another loop with another policy on a system's engine (benchmarks).
+
+    Loops of one engine write the same pages: only one may hold requests at a time, and none of
+    these reuses prefixes, since another loop may have overwritten them.
+    """
+    cache = dataclasses.replace(system.config.cache, enable_prefix_reuse=False)
+    config = dataclasses.replace(system.config, scheduler=scheduler, cache=cache)
+    return make_loop(config, system.engine, system.drafter, system.table, system.calibration)
+
+
+def make_loop(
+    config: SystemConfig,
+    engine: Engine,
+    drafter: Drafter,
+    table: LatencyTable | None,
+    calibration: Calibration | None,
+) -> DecodingLoop:
+    """Estimator, policy and loop over loaded parts."""
+    estimator = SurvivalEstimator(drafter.num_drafts, calibration)
+    policy = create_policy(
+        config.scheduler.policy,
+        config.scheduler.options,
+        PolicyResources(table=table, estimator=estimator),
+    )
+    return DecodingLoop(
+        engine,
+        drafter,
+        policy,
+        estimator,
+        max_queue_size=config.max_queue_size,
+        enable_prefix_reuse=config.cache.enable_prefix_reuse,
+        strict_policy=config.scheduler.strict,
+    )
 
 
 def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
@@ -122,7 +151,7 @@ def drafter_dir(config: SystemConfig) -> Path | None:
     return own if own.is_dir() else None
 
 
-def load_calibration(config: SystemConfig, drafter: Drafter) -> Calibration | None:
+def load_calibration(config: SystemConfig) -> Calibration | None:
     """calibration.json beside the drafter, if there is one."""
     directory = drafter_dir(config)
     path = None if directory is None else directory / "calibration.json"
