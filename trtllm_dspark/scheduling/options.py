@@ -114,8 +114,8 @@ def draft_options(
         capacities = np.concatenate([[0], capacities])
         costs = np.concatenate([costs[:1], costs])
     gains, ascending = gains_at(admissible, capacities)
-    proposed = np.count_nonzero(ascending, axis=1)
-    if proposed.min() < capacities[-1]:
+    if most > 0 and ascending[:, ascending.shape[1] - most].min() <= 0.0:
+        proposed = np.count_nonzero(ascending, axis=1)
         rows = base + np.minimum(capacities, proposed[:, None])
         costs = row[np.searchsorted(table.rung_array, rows)].mean(axis=0)
     shift = extra_ms - table.prefill_cost(num_requests, prefill)

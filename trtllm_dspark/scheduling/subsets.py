@@ -54,10 +54,19 @@ class SubsetCosts:
         return self._sizes[key]
 
 
+def surplus_per_request(old: FloatArray, left_out: FloatArray) -> FloatArray:
+    """Return Σ_k max(a_{r,k} − μ, 0), [R], averaged over samples; μ = left_out [M]."""
+    beyond = np.maximum(old - left_out[:, None, None], np.float32(0.0))
+    weight = np.full(old.shape[2], 1.0 / len(old), np.float32)
+    sums: FloatArray = beyond @ weight  # a matrix product is faster than a sum over a short axis
+    return sums[0] if len(old) == 1 else sums.sum(axis=0)
+
+
 def narrow_requests(
     table: LatencyTable,
     costs: SubsetCosts,
     view: BatchView,
+    wanted: npt.NDArray[np.bool_],
     old: FloatArray,
     options: DraftOptions,
     best: int,
@@ -71,16 +80,13 @@ def narrow_requests(
     time against that loss is valued exactly, if it can reach `floor` at all (the estimate never
     underrates it).
     """
-    wanted = view.draft_caps > 0
     num_requests, num_wanted = len(wanted), int(np.count_nonzero(wanted))
     sizes, saved_ms = costs.sizes(num_requests, num_wanted)
     value = float(options.gains[best] - rate * options.costs[best])
     if not len(sizes) or saved_ms[0] <= 0.0 or value + rate * saved_ms[0] <= floor:
         return None
-    left_out = options.first_left_out(best)
-    surplus = np.maximum(old - left_out[:, None, None], 0.0).sum(axis=(0, 2))
-    surplus = np.where(wanted, surplus / len(old), -1.0)
-    order = np.argsort(-surplus, kind="stable")[:num_wanted]
+    surplus = surplus_per_request(old, options.first_left_out(best))
+    order = np.argsort(np.where(wanted, -surplus, np.inf))[:num_wanted]
     kept = np.cumsum(surplus[order], dtype=np.float64)
     merit = rate * saved_ms - (kept[-1] - kept[sizes - 1])
     choice = int(np.argmax(merit))

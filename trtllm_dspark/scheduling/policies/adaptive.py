@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trtllm_dspark.config import require
 from trtllm_dspark.scheduling.history import SurvivalHistory
@@ -109,17 +110,18 @@ class AdaptivePolicy(PolicyBase):
         )
         if options is None:
             return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
-        return self._choose(self.table, self.subsets, view, old, options)
+        return self._choose(self.table, self.subsets, view, wanted, old, options)
 
     def _choose(
         self,
         table: LatencyTable,
         subsets: SubsetCosts,
         view: BatchView,
+        wanted: npt.NDArray[np.bool_],
         old: FloatArray,
         options: DraftOptions,
     ) -> DraftDecision:
-        num_requests, wanted = len(view.request_keys), view.draft_caps > 0
+        num_requests = len(wanted)
         plain_ms = float(table.no_draft_ms[table.bucket_index(num_requests)])
         rate = self._rate(table, options, num_requests, plain_ms)
         best = options.best_by_value(rate)
@@ -128,7 +130,9 @@ class AdaptivePolicy(PolicyBase):
         floor = self._floor(num_requests, rate, plain_ms)
         is_refresh = self.history.step % self.options.refresh_interval == 0
         if self.options.choose_requests and not is_refresh:
-            narrowed = narrow_requests(table, subsets, view, old, options, best, rate, floor)
+            narrowed = narrow_requests(
+                table, subsets, view, wanted, old, options, best, rate, floor
+            )
             if narrowed is not None and narrowed.value > value:
                 drafted = narrowed
         if drafted.value > floor:
