@@ -6,6 +6,7 @@ Token ids in, token ids out; text, transport and files are other rooms. One thre
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import time
@@ -13,7 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trtllm_dspark.decoding.acceptance import AcceptanceBatch, AcceptanceResult, accept
+from trtllm_dspark.decoding.acceptance import (
+    AcceptanceBatch,
+    AcceptanceResult,
+    InvalidLogitsError,
+    accept,
+)
 from trtllm_dspark.decoding.admission import check_request
 from trtllm_dspark.decoding.batcher import Batcher, ScheduledBatch
 from trtllm_dspark.decoding.blocks import empty_block, spread_block
@@ -154,7 +160,10 @@ class DecodingLoop:
         times.mark("plan")
         packed = pack_step(batch, block, verify_lens, self._rung(batch, verify_lens))
         output = self.engine.run_target(packed.step)
-        result = self._accept(packed, block, output)
+        try:
+            result = self._accept(packed, block, output)
+        except InvalidLogitsError as error:
+            return outputs + self._fail(packed, error)
         outputs += self._commit(packed, result, output)
         times.mark("verify")
         self._observe(
@@ -168,6 +177,23 @@ class DecodingLoop:
                 times=times,
             )
         )
+        return outputs
+
+    def _fail(self, packed: PackedStep, error: InvalidLogitsError) -> list[RequestOutput]:
+        """End the requests whose logits are no numbers; the others take the step again.
+
+        Their positions are drafted anew, so unseeded requests get a fresh seed: noise that an
+        aborted step has used must not come back (design §4).
+        """
+        outputs = []
+        for row, sequence in enumerate(packed.sampled):
+            if row in error.request_rows:
+                self._finish(sequence, FinishReason.ERROR)
+                outputs.append(dataclasses.replace(self._emitter.end(sequence), error=error))
+        for sequence in packed.sequences:
+            if sequence.params.seed is None:
+                sequence.noise_seed = self.draw_seed()
+        logger.error("%d requests ended: %s", len(outputs), error)
         return outputs
 
     def _observe(self, outcome: StepOutcome) -> None:

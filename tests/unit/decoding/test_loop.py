@@ -17,6 +17,7 @@ from tests.unit.decoding.loops import (
     tokens_of,
 )
 from trtllm_dspark.decoding.drafters.ngram import NgramDrafter
+from trtllm_dspark.engines.protocol import TargetOutput
 from trtllm_dspark.errors import InvalidRequestError, QueueFullError
 from trtllm_dspark.types import FinishReason
 
@@ -187,6 +188,43 @@ def test_a_request_past_its_timeout_ends_with_what_it_has(model):
     outputs = run_all(loop)
     assert outputs["slow"][-1].finish_reason is FinishReason.TIMEOUT
     assert len(tokens_of(outputs["patient"])) == 9
+
+
+def test_logits_that_are_no_numbers_end_their_request_alone(model):
+    prompts = random_prompts(3, seed=11)
+    drawn = []
+    loop = make_loop(
+        model,
+        drafter="ngram",
+        policy="fixed",
+        draw_seed=lambda: drawn.append(len(drawn)) or drawn[-1],
+    )
+    run_target = loop.engine.run_target
+
+    def poisoned(step):
+        """NaN wherever a row of position 45 or later asks for logits."""
+        output = run_target(step)
+        logits = output.logits.clone()
+        logits[np.flatnonzero(step.positions[step.logit_rows] >= 45)] = np.nan
+        return TargetOutput(logits, output.taps)
+
+    loop.engine.run_target = poisoned
+    for i, prompt in enumerate(prompts):
+        loop.add(request(i, prompt, max_tokens=5))
+    loop.add(request("long", [*range(20)] * 2, max_tokens=30))
+    loop.add(request("sampled", [1, 2, 3], max_tokens=40, temperature=1.0))
+    loop.step()
+    seed = drawn[-1]
+    outputs = run_all(loop)
+    assert outputs["long"][-1].finish_reason is FinishReason.ERROR
+    assert "finite" in str(outputs["long"][-1].error)
+    greedy = model.greedy([*range(20)] * 2, 30)
+    assert tokens_of(outputs["long"]) == greedy[1 : 1 + len(tokens_of(outputs["long"]))]
+    for i, prompt in enumerate(prompts):
+        assert tokens_of(outputs[str(i)]) == model.greedy(prompt, 5)[1:]
+    assert len(tokens_of(outputs["sampled"])) == 39
+    assert drawn[-1] != seed, "the aborted step's noise must not come back"
+    assert loop.stats().num_free_pages == loop.stats().num_pages
 
 
 def test_bad_requests_are_refused_by_name_and_leave_no_trace(model):
