@@ -113,6 +113,11 @@ def temperatures_to_sglang(
     }
 
 
+def temperatures_to_tensorrt_llm(temperatures: Sequence[float]) -> dict[str, Any]:
+    """Return TensorRT-LLM's key for the temperatures, positions 1..γ in order."""
+    return {"sts_temperatures": [float(t) for t in temperatures]}
+
+
 def temperatures_from_json_form(data: dict[str, Any]) -> tuple[float, ...]:
     """Read `temperatures` (SGLang) or `sts_temperatures` (TensorRT-LLM); each must be > 0."""
     found = data.get("temperatures", data.get("sts_temperatures"))

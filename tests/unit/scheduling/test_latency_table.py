@@ -23,6 +23,7 @@ from trtllm_dspark.scheduling.interchange import (
     table_to_tensorrt_llm,
     temperatures_from_json_form,
     temperatures_to_sglang,
+    temperatures_to_tensorrt_llm,
 )
 from trtllm_dspark.scheduling.isotonic import complete_cells, fit_additive, fit_isotonic
 from trtllm_dspark.scheduling.latency_table import LatencyTable, refusal_reason, usable_table
@@ -256,13 +257,14 @@ def test_an_unknown_form_or_a_missing_key_is_named() -> None:
         table_from_json_form({"sample_batch_tokens": [1]}, **arguments)
 
 
-def test_temperatures_are_read_from_both_servers_and_written_as_sglang_has_them() -> None:
+def test_temperatures_are_read_and_written_as_both_servers_have_them() -> None:
     written = temperatures_to_sglang(
         [1.5, 2.0], dataset="d", num_samples=9, ece_before=[0.1, 0.2], ece_after=[0.0, 0.1]
     )
     assert set(written) == {"temperatures", "dataset", "num_samples", "ece_before", "ece_after"}
     assert temperatures_from_json_form(written) == (1.5, 2.0)
     assert temperatures_from_json_form({"sts_temperatures": [3]}) == (3.0,)
+    assert temperatures_to_tensorrt_llm((1.5, 2)) == {"sts_temperatures": [1.5, 2.0]}
     for broken in ({}, {"temperatures": []}, {"temperatures": [0.0]}, {"temperatures": ["x"]}):
         with pytest.raises(ConfigError, match="temperatures"):
             temperatures_from_json_form(broken)
