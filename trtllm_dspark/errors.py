@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The error tree. Every message says what failed, the value found, what was allowed, what to do.
 
-`ValueError` family: the caller's fault. `RuntimeError` family: the machine's fault. Only the command
-line turns these into exit codes, only `serving` turns them into Triton status codes.
+`ValueError` family: the caller's fault. `RuntimeError` family: the machine's fault. Only the
+command line turns these into exit codes, only `serving` turns them into Triton status codes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ConfigError(DSparkError, ValueError):
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint whose configuration or tensors are missing, unexpected, misshaped or ambiguous."""
+    """A checkpoint whose configuration or tensors are missing, misshaped or ambiguous."""
 
 
 class InvalidRequestError(DSparkError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target against Hugging Face transformers: prompts, increments and ragged multi-token steps."""
+"""The target against transformers: prompts, increments and ragged multi-token steps."""
 
 from __future__ import annotations
 
