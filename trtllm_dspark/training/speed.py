@@ -22,8 +22,9 @@ _M_TRIM_THRESHOLD = -1
 def keep_freed_memory() -> bool:
     """Make glibc reuse large buffers instead of returning them to the system; False elsewhere.
 
-    Otherwise every temporary of some megabytes is mapped, zeroed and unmapped again, which costs
-    more than the arithmetic on it (attention backward of a step: 100 → 8 ms).
+    Otherwise every temporary of some megabytes is mapped, zeroed and unmapped again, which can cost
+    more than the arithmetic on it (attention of 800 blocks over 320 rows, forward and backward, one
+    layer on two cores: 872 → 219 ms).
     """
     if not sys.platform.startswith("linux"):
         return False
