@@ -93,7 +93,8 @@ def run_accept_drafts(
 
     logits [M, V]; scale [R] float32; thresholds [M] float32 or None; cu_rows [R+1] int32 (equal
     entries = an absent request); draft_token_ids [R, γ], draft_lens, rules [R] int32; sampled [R]
-    bool; accept_uniforms [R, γ], final_uniforms [R] float64; seeds, anchor_positions [R] int64.
+    bool; accept_uniforms [R, γ], final_uniforms [R] float64 (or int64: u · 2⁵³); seeds,
+    anchor_positions [R] int64.
     """
     requests, columns = plan.num_requests, plan.num_drafts
     require_tensor("logits", logits, (logits.shape[0], plan.vocab_size), logits.dtype)
@@ -103,8 +104,9 @@ def run_accept_drafts(
     require_tensor("draft_lens", draft_lens, (requests,), torch.int32)
     require_tensor("sampled", sampled, (requests,), torch.bool)
     require_tensor("rules", rules, (requests,), torch.int32)
-    require_tensor("accept_uniforms", accept_uniforms, (requests, columns), torch.float64)
-    require_tensor("final_uniforms", final_uniforms, (requests,), torch.float64)
+    kinds = (torch.float64, torch.int64)
+    require_tensor("accept_uniforms", accept_uniforms, (requests, columns), *kinds)
+    require_tensor("final_uniforms", final_uniforms, (requests,), accept_uniforms.dtype)
     require_tensor("seeds", seeds, (requests,), torch.int64)
     require_tensor("anchor_positions", anchor_positions, (requests,), torch.int64)
     if thresholds is not None:

@@ -26,6 +26,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CAPABILITIES = (80, 90, 100, 120)
+PTX_VERSION = 88
+"""Lowest that knows every target here; PTX loads on drivers that know at least this version."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,11 @@ def compile_variant(variant: KernelVariant, capability: int) -> CompiledKernel:
         if signature[name].startswith("*")
     }
     source = ASTSource(kernel, signature, variant.constants, aligned)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "ptx_version": PTX_VERSION,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

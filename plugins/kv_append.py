@@ -69,6 +69,7 @@ def run_kv_append_(
     has_norm = q_norm is not None and k_norm is not None
     grid = (rows, triton.cdiv(heads + 2 * kv_heads, BLOCK_HEADS))
     kv_append_kernel[grid](
+        pages,
         qkv,
         rope,
         slots,

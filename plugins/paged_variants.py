@@ -31,6 +31,7 @@ def _kv_append_variants() -> Iterator[KernelVariant]:
         (QWEN3_8B, True, True),
     ):
         types = {
+            "kv_pages_in_ptr": "*u8" if is_fp8 else "*bf16",
             "qkv_ptr": "*bf16",
             "rope_ptr": "*fp32",
             "slots_ptr": "*i64",

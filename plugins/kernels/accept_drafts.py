@@ -36,6 +36,16 @@ def _row_threshold(thresholds_ptr, row, HAS_THRESHOLDS: tl.constexpr):
 
 
 @triton.jit
+def _load_uniform(ptr, mask):
+    """A uniform in [0, 1): float64, or its 53 bits as int64 (TensorRT knows no float64)."""
+    x = tl.load(ptr, mask=mask, other=0)
+    if x.dtype == tl.int64:
+        return x.to(tl.float64) * 1.1102230246251565e-16
+    else:
+        return x
+
+
+@triton.jit
 def _walk_by_choice(
     logits_ptr,
     thresholds_ptr,
@@ -131,7 +141,7 @@ def _walk_by_rejection(
                     VOCAB,
                     DRAFT_FORM,
                 ).to(tl.float64)
-        uniform = tl.load(accept_uniforms_ptr + column, mask=is_verified, other=1.0)
+        uniform = _load_uniform(accept_uniforms_ptr + column, is_verified)
         going = (is_verified & (uniform * q < p)).to(tl.int32)
         if (column == verify_len) & is_proposed:
             tl.store(dropped_ptr, tl.minimum(p / q, 1.0).to(tl.float32))
@@ -233,8 +243,8 @@ def accept_drafts_kernel(
     draft_thresholds_ptr,  # [num_requests, NUM_DRAFTS] float32; with DRAFTS_AS_LOGITS only
     sampled_ptr,  # [num_requests] int8: drafts were drawn from q
     rules_ptr,  # [num_requests] int32: greedy, rejection, coupled
-    accept_uniforms_ptr,  # [num_requests, NUM_DRAFTS] float64
-    final_uniforms_ptr,  # [num_requests] float64
+    accept_uniforms_ptr,  # [num_requests, NUM_DRAFTS] float64, or int64 with 53 bits
+    final_uniforms_ptr,  # [num_requests] like accept_uniforms
     seeds_ptr,  # [num_requests] int64
     anchor_positions_ptr,  # [num_requests] int64
     num_requests,
@@ -297,7 +307,7 @@ def accept_drafts_kernel(
             tl.load(draft_ids_ptr + cells + column, mask=is_rejection, other=-1),
             is_rejection,
             from_q,
-            tl.load(final_uniforms_ptr + request),
+            _load_uniform(final_uniforms_ptr + request, True),
             VOCAB,
             DRAFT_FORM,
             BLOCK,

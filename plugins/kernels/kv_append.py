@@ -40,6 +40,7 @@ def _to_page(x, inverse_scale, IS_FP8: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def kv_append_kernel(
+    kv_pages_in_ptr,  # the same pages as kv_pages_ptr: a plugin's aliased input comes twice
     qkv_ptr,  # [num_rows, NUM_HEADS + 2 NUM_KV_HEADS, HEAD_DIM]
     rope_ptr,  # [num_rows, 2, HEAD_DIM / 2] float32 cos, sin
     slots_ptr,  # [num_rows] int64, page · page_size + offset

@@ -209,6 +209,18 @@ def test_q_from_logits_and_their_mass_equals_q_from_probabilities() -> None:
     )
 
 
+def test_uniforms_may_come_as_their_53_bits() -> None:
+    block = make_block([3, 2, 4, 0], [REJECTION] * 4, seed=12)
+    bits = replace(
+        block,
+        accept_uniforms=(block.accept_uniforms * 2.0**53).long(),
+        final_uniforms=(block.final_uniforms * 2.0**53).long(),
+    )
+    as_bits, as_floats = run_kernel(bits), run_kernel(block)
+    assert as_bits.accepted_lens.tolist() == as_floats.accepted_lens.tolist()
+    assert as_bits.next_token_ids.tolist() == as_floats.next_token_ids.tolist()
+
+
 def test_absent_requests_read_nothing() -> None:
     block = make_block([2, 1], [REJECTION, GREEDY], seed=3)
     cu_rows = torch.tensor([0, 3, 3, 5, 5], dtype=torch.int32)
