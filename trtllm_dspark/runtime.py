@@ -24,7 +24,7 @@ from trtllm_dspark.engines.protocol import Engine
 from trtllm_dspark.engines.torch_loader import load_torch_engine, read_drafter
 from trtllm_dspark.environment import cache_dir
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.scheduling import PolicyResources, create_policy
+from trtllm_dspark.scheduling import PolicyResources, create_policy, policy_names
 from trtllm_dspark.scheduling.buckets import build_ladder
 from trtllm_dspark.scheduling.calibration import Calibration
 from trtllm_dspark.scheduling.latency_table import LatencyTable, usable_table
@@ -63,6 +63,7 @@ def build_system(config: SystemConfig) -> System:
     """Load tokenizer, engine and drafter, measure what must be measured, join them to a loop."""
     if config.backend != "torch":
         raise ConfigError(f"backend {config.backend!r} cannot be run yet: use 'torch'")
+    check_policy(config.scheduler.policy)
     tokenizer = load_tokenizer(config.model_dir)
     engine, drafter = load_engine(config)
     table = None
@@ -70,6 +71,8 @@ def build_system(config: SystemConfig) -> System:
         table = latency_table(config, engine, drafter)
     calibration = load_calibration(config)
     loop = make_loop(config, engine, drafter, table, calibration)
+    if config.scheduler.policy in TABLE_POLICIES and table is None:
+        loop.counters.fallback_reason = table_refusal(engine.info)
     policy = loop.policy
     logger.info(
         "loaded %s: dtype %s, drafter %s (γ=%d), policy %s, %d requests, %d pages of %d, rungs %s",
@@ -84,6 +87,13 @@ def build_system(config: SystemConfig) -> System:
         list(engine.info.rungs),
     )
     return System(config, loop, tokenizer, engine, drafter, table, calibration)
+
+
+def check_policy(name: str) -> None:
+    """Refuse policies that exist for evaluation only (they see what no server can)."""
+    servable = policy_names(servable=True)
+    if name not in servable:
+        raise ConfigError(f"policy {name!r} cannot serve: choose one of {', '.join(servable)}")
 
 
 def build_loop(system: System, scheduler: SchedulerConfig) -> DecodingLoop:
@@ -212,6 +222,11 @@ def profile_engine(
 def table_path(info: EngineInfo) -> Path:
     """Where the table of an engine is kept."""
     return cache_dir() / "latency" / f"{info.fingerprint}.json"
+
+
+def table_refusal(info: EngineInfo) -> str:
+    """Why policies do without a table, in a word for metrics; the log has the sentence."""
+    return "refused_table" if table_path(info).is_file() else "no_table"
 
 
 def profile_context_len(info: EngineInfo) -> int:

@@ -19,8 +19,6 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 
-EVALUATION_ONLY = {"oracle"}
-
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
@@ -99,7 +97,7 @@ def test_auto_takes_the_models_own_drafter_and_the_others_are_taken_by_name(mode
         runtime.build_system(config_for(model_dir, drafter="nowhere"))
 
 
-@pytest.mark.parametrize("policy", sorted(set(policy_names()) - EVALUATION_ONLY))
+@pytest.mark.parametrize("policy", policy_names(servable=True))
 def test_no_policy_changes_a_greedy_or_a_seeded_token(model_dir, policy):
     """With a random DSpark drafter, a measured table and prefix reuse."""
     plain = config_for(model_dir, scheduler=SchedulerConfig(policy="autoregressive"))
@@ -142,6 +140,7 @@ def test_without_a_table_everything_is_verified_and_the_log_says_why(
     assert "every draft is verified" in caplog.text
     generate(system.loop, [request("a", PROMPTS[0])])
     stats = system.loop.stats()
+    assert stats.fallback_reason == "no_table"
     cut_by_max_tokens = 1 + 2 + 3
     assert stats.num_verified_tokens == stats.num_drafted_tokens - cut_by_max_tokens > 0
 
@@ -149,3 +148,9 @@ def test_without_a_table_everything_is_verified_and_the_log_says_why(
 def test_a_backend_that_cannot_run_yet_is_refused_by_name(model_dir):
     with pytest.raises(ConfigError, match="tensorrt_rtx"):
         runtime.build_system(config_for(model_dir, backend="tensorrt_rtx"))
+
+
+@pytest.mark.parametrize("policy", ["oracle", "best_uniform"])
+def test_a_policy_for_evaluation_only_cannot_serve(model_dir, policy):
+    with pytest.raises(ConfigError, match="adaptive"):
+        runtime.build_system(config_for(model_dir, scheduler=SchedulerConfig(policy=policy)))

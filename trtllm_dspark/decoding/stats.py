@@ -39,6 +39,8 @@ class LoopStats:
     expected_tokens_total: float = 0.0
     num_greedily_drafted_requests: int = 0
     """Sampling requests drafted greedily because the policy does not cover sampled drafts."""
+    fallback_reason: str = ""
+    """Why the policy cannot trim (no_table, refused_table), "" when it can."""
     num_running: int = 0
     num_waiting: int = 0
     num_pages: int = 0
