@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from dspark_plugins import compile as compile_module
+from dspark_plugins import kernels_command
 from dspark_plugins.compile import (
     CAPABILITIES,
     CompiledKernel,
@@ -122,3 +124,20 @@ def test_unknown_ops_and_targets_are_refused() -> None:
 def test_interpreted_kernels_are_not_compiled() -> None:
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         compile_kernels([90], ops=["kv_append_"])
+
+
+def test_the_command_prints_the_table_and_fails_on_spills(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for spill, code in ((0, 0), (8, 1)):
+        rows = [make_row(spill_bytes=spill)]
+        monkeypatch.setattr(compile_module, "compile_kernels", lambda *a, r=rows, **k: r)
+        assert kernels_command.main(["compile", "--targets", "90"]) == code
+        printed = capsys.readouterr()
+        assert "kv_append_" in printed.out
+        assert ("spilled 8 bytes" in printed.err) == bool(spill)
+
+
+def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels_command.main(["compile", "--ops", "conv"]) == 2
+    assert "no kernel of op ['conv']" in capsys.readouterr().err
