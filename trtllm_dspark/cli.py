@@ -43,6 +43,7 @@ COMMANDS = {
     "calibrate": Command(
         "trtllm_dspark.evaluation.calibrate_command", "fit calibration.json on held-out prompts"
     ),
+    "kernels": Command("dspark_plugins.kernels_command", "compile the GPU kernels without a GPU"),
 }
 
 
