@@ -28,6 +28,7 @@ COMMANDS = {
         "trtllm_dspark.serving.demo_command", "prepare a model, serve it, stream some answers"
     ),
     "prepare": Command("trtllm_dspark.checkpoints.prepare_command", "make a model directory"),
+    "build": Command("trtllm_dspark.build_command", "build an engine directory per ratio bucket"),
     "serve": Command("trtllm_dspark.serving.serve_command", "run Triton on a model directory"),
     "generate": Command("trtllm_dspark.serving.generate", "answer one prompt without a server"),
     "convert": Command(

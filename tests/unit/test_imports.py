@@ -29,6 +29,7 @@ ALLOWED = {
     },
     "environment": {"errors"},
     "options": {"config", "errors"},
+    "build_command": {"engines", "scheduling", "checkpoints", "options", "config", "errors"},
     "serving": {
         "runtime", "decoding", "checkpoints", "types", "config", "errors", "options", "_version",
     },
