@@ -38,7 +38,7 @@ class EngineLimits:
     """The limits that fix every shape of an engine directory; written to its config.json."""
 
     rungs: tuple[int, ...]
-    """Ascending; one target profile and one context-append profile each."""
+    """Ascending; one target profile each."""
     request_buckets: tuple[int, ...]
     """Ascending, the last is max_batch_size; one drafting profile each."""
     num_drafts: int
@@ -121,7 +121,7 @@ def _target_profile(limits: EngineLimits, rung: int) -> Profile:
 
 
 def drafter_profiles(limits: EngineLimits, tap_width: int) -> list[Profile]:
-    """Drafting profiles (one per requests bucket), then context appends (one per rung).
+    """Drafting profiles, one per requests bucket, and last the one of context appends.
 
     A drafting call also takes the context rows of its requests' last step; an append runs with one
     block that points at the scratch page.
@@ -143,16 +143,16 @@ def drafter_profiles(limits: EngineLimits, tap_width: int) -> list[Profile]:
                 },
             )
         )
-    return profiles + [_append_profile(rung, tap_width, width) for rung in limits.rungs]
+    return [*profiles, _append_profile(limits.max_num_tokens, tap_width, width)]
 
 
-def _append_profile(rung: int, tap_width: int, width: int) -> Profile:
+def _append_profile(most: int, tap_width: int, width: int) -> Profile:
     return Profile(
-        f"append {rung}",
+        f"append {most}",
         {
-            "taps": _fixed(rung, tap_width),
-            "row_positions": _fixed(rung),
-            "row_slots": _fixed(rung),
+            "taps": Range((1, tap_width), (most, tap_width), (most, tap_width)),
+            "row_positions": Range((1,), (most,), (most,)),
+            "row_slots": Range((1,), (most,), (most,)),
             "anchor_ids": _fixed(1),
             "anchor_positions": _fixed(1),
             "page_table": Range((1, 1), (1, 1), (1, width)),

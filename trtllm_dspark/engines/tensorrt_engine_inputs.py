@@ -117,7 +117,7 @@ def drafting_key(step: DrafterStep, num_rows: int, limits: EngineLimits) -> Grap
 def append_key(num_rows: int, limits: EngineLimits) -> GraphKey:
     """Key of a call that only appends context rows."""
     index = ceiling_index(limits.rungs, num_rows, "context rows")
-    return GraphKey(len(limits.request_buckets) + index, 0, 1, limits.rungs[index])
+    return GraphKey(len(limits.request_buckets), 0, 1, limits.rungs[index])
 
 
 def drafting_inputs(

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds an engine directory aside and renames it once: export, engines, configuration, manifest.
+
+The caller brings limits (the ladder is scheduling's business) and has checked them.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtllm_dspark.checkpoints import convert_from_trtllm
+from trtllm_dspark.checkpoints.staging import refuse_existing, staged_directory
+from trtllm_dspark.checkpoints.trtllm_config import trtllm_config_of
+from trtllm_dspark.engines.build_models import (
+    DRAFTER_DIR,
+    Source,
+    load_unpacked_drafter,
+    load_unpacked_target,
+)
+from trtllm_dspark.engines.build_profiles import (
+    EngineLimits,
+    Profile,
+    drafter_profiles,
+    target_profiles,
+)
+from trtllm_dspark.engines.build_tensorrt import (
+    BuildOptions,
+    Progress,
+    build_engine,
+    import_backend,
+)
+from trtllm_dspark.engines.engine_dir import (
+    DRAFTER_ENGINE,
+    MODEL_DIR,
+    EngineFacts,
+    write_config,
+    write_manifest,
+)
+from trtllm_dspark.engines.export import export_drafter, export_target
+from trtllm_dspark.models.target import TargetModel
+
+logger = logging.getLogger(__name__)
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+Report = Callable[[str], None]
+"""One line per stage of the build."""
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """One engine directory to make."""
+
+    source: Source
+    output_dir: Path
+    limits: EngineLimits
+    dtype: str = "bfloat16"
+    options: BuildOptions | None = None
+    """None: backend torch, no engines."""
+    separate_engines: bool = False
+    build_config: dict[str, Any] = field(default_factory=dict)
+    """`build_config` of config.json, under trtllm-build's names."""
+
+
+def build_engine_dir(
+    job: BuildJob, *, report: Report = logger.info, progress: Progress | None = None
+) -> Path:
+    """Build everything and return the directory; an existing one is refused before any work."""
+    refuse_existing(job.output_dir)
+    facts = job_facts(job)
+    with staged_directory(job.output_dir) as staged:
+        if job.options is None:
+            _copy_model(job, staged)
+        else:
+            _build_engines(job, facts, staged, report, progress)
+        _copy_companions(job.source, staged)
+        pretrained = trtllm_config_of(job.source.model, dtype=job.dtype)
+        write_config(staged, facts, pretrained, job.build_config)
+        write_manifest(staged, facts)
+    return job.output_dir
+
+
+def job_facts(job: BuildJob) -> EngineFacts:
+    """What the finished directory will say of itself."""
+    source, options = job.source, job.options
+    drafter = source.drafter
+    target_hash, drafter_hash = source.hashes
+    return EngineFacts(
+        backend="torch" if options is None else options.backend,
+        dtype=job.dtype,
+        limits=job.limits,
+        tap_layers=() if drafter is None else drafter.target_layer_ids,
+        tap_width=tap_width(source),
+        drafter=drafter,
+        compute_capabilities=() if options is None else options.compute_capabilities,
+        backend_version="" if options is None else import_backend(options.backend).__version__,
+        plugins=options is not None and options.backend == "tensorrt",
+        separate_engines=job.separate_engines,
+        checkpoint_hash=target_hash,
+        drafter_hash=drafter_hash,
+    )
+
+
+def tap_width(source: Source) -> int:
+    """Columns of the taps, 0 without a drafter."""
+    drafter = source.drafter
+    return 0 if drafter is None else len(drafter.target_layer_ids) * drafter.target_hidden_size
+
+
+def _build_engines(
+    job: BuildJob, facts: EngineFacts, staged: Path, report: Report, progress: Progress | None
+) -> None:
+    positions = job.limits.max_seq_len + job.limits.block_len + 1
+    target = load_unpacked_target(job.source, job.dtype, positions)
+    with tempfile.TemporaryDirectory(prefix=".onnx.", dir=staged.parent) as scratch:
+        report("exporting the target")
+        path = export_target(
+            target,
+            Path(scratch) / "target.onnx",
+            facts.tap_layers,
+            page_size=job.limits.page_size,
+            with_functions=not facts.plugins,
+        )
+        profiles = target_profiles(job.limits)
+        for name, group in zip(facts.target_files(), _groups(facts, profiles), strict=True):
+            report(f"building {name} with {len(group)} profiles")
+            _build(job, staged / name, path, group, job.source.model.num_layers, progress)
+        if job.source.drafter is not None:
+            _build_drafter(job, facts, target, staged, Path(scratch), report, progress)
+
+
+def _groups(facts: EngineFacts, profiles: list[Profile]) -> list[list[Profile]]:
+    return [[p] for p in profiles] if facts.separate_engines else [profiles]
+
+
+def _build_drafter(
+    job: BuildJob,
+    facts: EngineFacts,
+    target: TargetModel,
+    staged: Path,
+    scratch: Path,
+    report: Report,
+    progress: Progress | None,
+) -> None:
+    report("exporting the drafter")
+    model = load_unpacked_drafter(job.source, target, job.limits.max_seq_len)
+    path = export_drafter(
+        model,
+        scratch / "drafter.onnx",
+        page_size=job.limits.page_size,
+        with_functions=not facts.plugins,
+    )
+    profiles = drafter_profiles(job.limits, facts.tap_width)
+    report(f"building {DRAFTER_ENGINE} with {len(profiles)} profiles")
+    _build(job, staged / DRAFTER_ENGINE, path, profiles, model.config.num_layers, progress)
+
+
+def _build(
+    job: BuildJob,
+    output: Path,
+    onnx_path: Path,
+    profiles: list[Profile],
+    num_layers: int,
+    progress: Progress | None,
+) -> None:
+    assert job.options is not None
+    counts = (num_layers, job.limits.num_pages)
+    output.write_bytes(build_engine(onnx_path, profiles, counts, job.options, progress=progress))
+
+
+def _copy_model(job: BuildJob, staged: Path) -> None:
+    """Backend torch: the model directory itself, in the Hugging Face layout."""
+    source, output = job.source, staged / MODEL_DIR
+    if source.is_trtllm:
+        convert_from_trtllm(source.path, output)
+    else:
+        shutil.copytree(source.path, output, ignore=shutil.ignore_patterns(DRAFTER_DIR))
+    if source.drafter_path is not None and not (output / DRAFTER_DIR).is_dir():
+        shutil.copytree(source.drafter_path, output / DRAFTER_DIR)
+
+
+def _copy_companions(source: Source, staged: Path) -> None:
+    """Tokenizer files, and a calibration that lies beside the drafter."""
+    paths = [source.path / name for name in COMPANIONS]
+    if source.drafter_path is not None:
+        paths.append(source.drafter_path / "calibration.json")
+    for path in paths:
+        if path.is_file():
+            shutil.copy2(path, staged / path.name)
