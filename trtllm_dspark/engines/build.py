@@ -131,6 +131,7 @@ def _build_engines(
             facts.tap_layers,
             page_size=job.limits.page_size,
             with_functions=not facts.plugins,
+            max_query_len=job.limits.num_drafts + 1,
         )
         profiles = target_profiles(job.limits)
         for name, group in zip(facts.target_files(), _groups(facts, profiles), strict=True):

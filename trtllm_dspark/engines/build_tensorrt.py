@@ -7,6 +7,7 @@ builder of TensorRT-RTX needs neither a GPU nor a driver; TensorRT's needs both.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 from trtllm_dspark.config import require
 from trtllm_dspark.engines.build_profiles import Profile
 from trtllm_dspark.engines.export import pages_in
+from trtllm_dspark.engines.export_plugin_nodes import PLUGIN_OPS
 from trtllm_dspark.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -107,6 +109,8 @@ def build_engine(
     EngineError names the node or layer that failed.
     """
     trt = import_backend(options.backend)
+    if options.backend == "tensorrt":
+        register_plugins()
     messages = BuildLog(trt)
     builder = trt.Builder(messages.logger)
     # 10.x and 11.x name the flag; networks are strongly typed: no silent precision changes.
@@ -115,8 +119,9 @@ def build_engine(
     config = builder.create_builder_config()
     _configure(trt, config, options)
     pages = _page_shapes(network, page_counts)
+    names = {network.get_input(i).name for i in range(network.num_inputs)}
     for profile in profiles:
-        _add_profile(builder, config, profile, pages)
+        _add_profile(builder, config, profile, pages, names)
     if progress is not None:
         config.progress_monitor = make_progress_monitor(trt, progress)
     cache = _attach_timing_cache(config, options)
@@ -126,6 +131,25 @@ def build_engine(
     if cache is not None and options.output_timing_cache:
         Path(options.output_timing_cache).write_bytes(bytes(cache.serialize()))
     return bytes(plan)
+
+
+@functools.lru_cache(maxsize=1)
+def register_plugins() -> tuple[str, ...]:
+    """Register the plugins of the paged ops for this machine's GPU, once per process."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise EngineError(
+            "backend 'tensorrt' needs an NVIDIA GPU to build on, none was found: use "
+            "tensorrt_rtx with --compute-capability, which builds without one"
+        )
+    # Imported by name: the plugins' file imports tensorrt, which most machines lack.
+    plugins = importlib.import_module("dspark_plugins.tensorrt_plugins")
+    table = importlib.import_module("dspark_plugins.tensorrt_ops").OPS
+    major, minor = torch.cuda.get_device_capability()
+    ops = tuple(spec for spec in table if spec.name in PLUGIN_OPS)
+    ids: tuple[str, ...] = plugins.register_plugins(10 * major + minor, ops)
+    return ids
 
 
 class BuildLog:
@@ -205,11 +229,17 @@ def _page_shapes(network: Any, page_counts: tuple[int, int]) -> dict[str, tuple[
 
 
 def _add_profile(
-    builder: Any, config: Any, profile: Profile, pages: dict[str, tuple[int, ...]]
+    builder: Any,
+    config: Any,
+    profile: Profile,
+    pages: dict[str, tuple[int, ...]],
+    names: set[str],
 ) -> None:
+    """Set the shapes of the inputs this graph has (with plugins there is no query_offsets)."""
     made = builder.create_optimization_profile()
     for name, allowed in profile.inputs.items():
-        made.set_shape(name, allowed.min, allowed.opt, allowed.max)
+        if name in names:
+            made.set_shape(name, allowed.min, allowed.opt, allowed.max)
     for name, shape in pages.items():
         made.set_shape(name, shape, shape, shape)
     if config.add_optimization_profile(made) < 0:

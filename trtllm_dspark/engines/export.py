@@ -19,12 +19,8 @@ from torch import nn
 
 from trtllm_dspark.engines import export_ops
 from trtllm_dspark.engines.export_modules import ExportedDrafter, ExportedTarget
-from trtllm_dspark.engines.onnx_functions import (
-    OPSET,
-    FunctionShape,
-    append_functions,
-    strip_functions,
-)
+from trtllm_dspark.engines.export_plugin_nodes import use_plugins
+from trtllm_dspark.engines.onnx_functions import OPSET, FunctionShape, append_functions
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
@@ -93,8 +89,12 @@ def export_target(
     *,
     page_size: int,
     with_functions: bool = True,
+    max_query_len: int = 8,
 ) -> Path:
-    """Write `path` (and `path`.data): logits, taps and pages of one packed ragged call."""
+    """Write `path` (and `path`.data): logits, taps and pages of one packed ragged call.
+
+    `max_query_len` (γ+1) only steers the plugins' tiles; longer queries run too.
+    """
     _require_unpacked(model, "the target")
     config, like = model.config, model.embed_tokens.weight
     pages = PageShape(config.num_layers, page_size, config.num_kv_heads, config.head_dim)
@@ -123,7 +123,7 @@ def export_target(
         scale=config.head_dim**-0.5,
         is_causal=True,
     )
-    return _write(proto, path, shape, with_functions)
+    return _write(proto, path, shape, with_functions, max_query_len)
 
 
 def export_drafter(
@@ -161,7 +161,7 @@ def export_drafter(
         scale=model.attention_scale,
         is_causal=False,
     )
-    return _write(proto, path, shape, with_functions)
+    return _write(proto, path, shape, with_functions, model.block_len)
 
 
 def _ints(shape: int | tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -211,7 +211,9 @@ def _export(
     return program
 
 
-def _write(program: Any, path: Path, shape: FunctionShape, with_functions: bool) -> Path:
+def _write(
+    program: Any, path: Path, shape: FunctionShape, with_functions: bool, max_query_len: int
+) -> Path:
     """Save with external weights, then rewrite the small proto with or without the bodies."""
     import onnx
 
@@ -219,9 +221,8 @@ def _write(program: Any, path: Path, shape: FunctionShape, with_functions: bool)
     program.save(str(path), external_data=True)
     model = onnx.load(str(path), load_external_data=False)
     del model.graph.value_info[:]
-    if with_functions:
-        append_functions(model, shape)
-    else:
-        strip_functions(model)
+    append_functions(model, shape)
+    if not with_functions:
+        use_plugins(model, shape, max_query_len)
     path.write_bytes(model.SerializeToString())
     return path

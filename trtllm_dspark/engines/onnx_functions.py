@@ -54,15 +54,7 @@ def build_functions(shape: FunctionShape) -> list[onnx.FunctionProto]:
 def append_functions(model: onnx.ModelProto, shape: FunctionShape) -> None:
     """Make `model` whole without plugins: append the bodies of the nodes it uses."""
     used = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
-    strip_functions(model)
     model.functions.extend(f for f in build_functions(shape) if f.name in used)
-
-
-def strip_functions(model: onnx.ModelProto) -> None:
-    """Leave the nodes of the domain to plugins of the same name."""
-    kept = [f for f in model.functions if f.domain != DOMAIN]
-    del model.functions[:]
-    model.functions.extend(kept)
     if DOMAIN not in {entry.domain for entry in model.opset_import}:
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION))
 

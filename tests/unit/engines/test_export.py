@@ -196,8 +196,10 @@ def test_the_widest_shapes_give_the_same_as_the_exact_ones(engines):
     close(exact, widest)
 
 
-def test_without_bodies_the_nodes_are_left_to_plugins(tmp_path):
+def test_plugin_nodes_have_exactly_the_inputs_and_attributes_of_the_registered_ops(tmp_path):
+    pytest.importorskip("triton", reason="the table of ops names Triton-language kernels")
     import onnx
+    from dspark_plugins.tensorrt_ops import OPS
 
     from trtllm_dspark.engines.export import export_target
 
@@ -205,13 +207,32 @@ def test_without_bodies_the_nodes_are_left_to_plugins(tmp_path):
         make_target(qwen3()), tmp_path / "t.onnx", page_size=PAGE_SIZE, with_functions=False
     )
     model = onnx.load(str(path), load_external_data=False)
-    nodes = [node.op_type for node in model.graph.node if node.domain == "dspark"]
+    nodes = [node for node in model.graph.node if node.domain == "dspark"]
     layer = ["kv_append_", "ragged_verify_attention", "ragged_verify_reduce"]
-    assert nodes == layer * 3
-    assert not [f for f in model.functions if f.domain == "dspark"]
-    append = next(n for n in model.graph.node if n.op_type == "kv_append_")
+    assert [node.op_type for node in nodes] == layer * 3
+    assert not [f for f in model.functions if f.name in layer]
+    specs = {spec.name: spec for spec in OPS}
+    for node in nodes:
+        spec = specs[node.op_type]
+        assert len(node.input) == len(spec.inputs)
+        assert {a.name for a in node.attribute} == set(spec.attributes)
+    append, attend = nodes[0], nodes[1]
     values = {a.name: onnx.helper.get_attribute_value(a) for a in append.attribute}
     assert (values["num_heads"], values["head_dim"], values["has_norm"]) == (4, 10, 1)
+    assert append.output[1] == attend.input[0] and append.output[0] == attend.input[1]
+    assert "query_offsets" not in {i.name for i in model.graph.input}
+
+
+def test_the_drafters_markov_nodes_keep_their_bodies_beside_plugins(tmp_path):
+    import onnx
+
+    from trtllm_dspark.engines.export import export_drafter
+
+    config = drafter_config(head_type="markov", markov_rank=4, confidence_head=True)
+    model = make_drafter(config, make_target(llama()))
+    path = export_drafter(model, tmp_path / "d.onnx", page_size=PAGE_SIZE, with_functions=False)
+    names = {f.name for f in onnx.load(str(path), load_external_data=False).functions}
+    assert {"markov_tile", "markov_select"} <= names and "kv_append_" not in names
 
 
 def test_packed_weights_are_refused(tmp_path):
