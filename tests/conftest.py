@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test-wide settings: one torch thread, since tiny tensors lose more to barriers than they gain."""
+"""Test-wide settings: one torch thread, since tiny tensors lose more to barriers than they win, and
+Triton-language kernels in the interpreter (decided when `triton` is first imported, by whomever).
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
