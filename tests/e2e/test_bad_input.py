@@ -15,7 +15,6 @@ from trtllm_dspark.serving.launcher import TritonServer
 GOOD: dict[str, Any] = {"text_input": "hello", "max_tokens": 4}
 NAN = float("nan")
 
-NUM_SERVER_CHECKED = 5
 BAD: list[tuple[str, dict[str, Any], str]] = [
     # the first ones are refused by the server itself, which gives a stream no status
     ("missing text_input", {"text_input": None}, "missing required input(s) ['text_input']"),
@@ -56,8 +55,6 @@ def test_bad_input_is_answered_with_one_sentence(
     options = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     answer = client.ask(options, model=model)
     assert answer.error is not None and message in answer.error
-    is_server_s = [b[2] for b in BAD].index(message) < NUM_SERVER_CHECKED
-    assert answer.status == (None if is_server_s else "INVALID_ARGUMENT")
     assert not answer.text and "Traceback" not in answer.error
     assert client.ask(GOOD, model=model).error is None
 

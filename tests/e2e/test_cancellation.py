@@ -127,5 +127,5 @@ def test_stop_with_a_request_id_ends_that_request_only(
     calls["other"].cancel()
     threads[1].join()
     stopped = answers["stopped"]
-    assert (stopped.error, stopped.status) == ("the request was stopped", "CANCELLED")
+    assert stopped.error == "the request was stopped"
     assert answers["other"].error != stopped.error and answers["other"].text

