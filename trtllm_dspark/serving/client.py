@@ -109,7 +109,7 @@ class StreamCall:
         self.request_id = str(request.id)
         self.start_s = time.perf_counter()
         self._client = client
-        # Not with triton_grpc_error metadata, which would bring status codes: tritonserver 2.51 then
+        # Without triton_grpc_error metadata, which brings status codes: tritonserver 2.51 then
         # now and then dies (signal 11) when a stream ends with an error.
         self._call = client.stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
 
