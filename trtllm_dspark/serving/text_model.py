@@ -209,18 +209,25 @@ class TextModel:
             parameters={HANDLE_PARAMETER: call.handle},
             timeout=timeout_us,
         )
-        is_over = False
+        failure: Exception | None = None
         for response in request.exec(decoupled=True):
-            is_over = is_over or self._pass_on(call, response)
+            # never leave the loop early: the server breaks where responses are left unread
+            if failure is None:
+                try:
+                    self._pass_on(call, response)
+                except Exception as error:
+                    failure = error
+        if failure is not None:
+            raise failure
         call.sender.end()
 
-    def _pass_on(self, call: TextCall, response: Any) -> bool:
-        """Send one response of the engine; whether it was the last. Nothing in it: not yet."""
+    def _pass_on(self, call: TextCall, response: Any) -> None:
+        """Send one response of the engine, the last one with the final flag."""
         if response.has_error():
             raise _ModelError(response.error())
         found = {tensor.name(): tensor for tensor in response.output_tensors()}
         if not found:
-            return False
+            return
         reason = _text_of(found["finish_reason"])
         failure = read_failure(reason, _text_of(found["output_text"]))
         if failure is not None:
@@ -228,7 +235,6 @@ class TextModel:
             code, message = failure
             raise _ModelError(pb.TritonError(message, getattr(pb.TritonError, code)))
         call.sender.send(_text_outputs(found, call.wanted), final=bool(reason))
-        return bool(reason)
 
     def _watch(self) -> None:
         """Ask all calls in turn, at most a fifth of the time: each question is a round trip."""
