@@ -42,7 +42,7 @@ from pathlib import Path
 from dspark_plugins.compile import compile_kernels, find_problems, format_table
 table = compile_kernels(out_dir=Path(sys.argv[1]))
 print(format_table(table))
-sys.exit("; ".join(find_problems(table)))
+sys.exit("; ".join(find_problems(table)) or 0)
 """
 
 
