@@ -77,7 +77,7 @@ class LiveRequest:
     def _failure(self, reason: FinishReason | None) -> DSparkError:
         if reason is FinishReason.TIMEOUT:
             timeout = self.request.generation.timeout_s or 0.0
-            return RequestTimeoutError(f"the request ran into its time-out of {timeout:g} s")
+            return RequestTimeoutError(f"the request ran into its time-out of {timeout:.2g} s")
         if reason is FinishReason.CANCELLED:
             return RequestCancelledError("the request was cancelled")
         return EngineError("the engine failed while it served this request")
