@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,5 +40,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         host=arguments.host,
         options=repository_options(arguments),
         work_dir=Path(arguments.work_dir) if arguments.work_dir else None,
-        report=print,
+        report=functools.partial(print, flush=True),
     )
