@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CAPABILITIES = (80, 90, 100, 120)
-PTX_VERSION = 88
+PTX_VERSION = 87
 """Lowest that knows every target here; PTX loads on drivers that know at least this version."""
 
 
