@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator against published numbers: D-Cut's tables on one H20 and DSpark's shape, and the
+bars that the default policy must clear there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtllm_dspark.evaluation.acceptance_models import (
+    BetaAcceptance,
+    fitted_model,
+    model_for_length,
+)
+from trtllm_dspark.evaluation.long_run_optimum import LongRunOptimum
+from trtllm_dspark.evaluation.oracle_calibration import OracleEstimator
+from trtllm_dspark.evaluation.published_numbers import (
+    H20_BATCHES,
+    h20_table,
+    h20_throughput,
+    published,
+)
+from trtllm_dspark.evaluation.roofline import Roofline
+from trtllm_dspark.evaluation.simulated_requests import Workload
+from trtllm_dspark.evaluation.simulation import SimulatedSystem, Simulation
+from trtllm_dspark.evaluation.simulation_report import SimulationReport
+from trtllm_dspark.evaluation.simulation_setup import simulate_policy
+from trtllm_dspark.scheduling import PolicyResources, create_policy
+from trtllm_dspark.scheduling.reliability import expected_calibration_error, roc_auc
+from trtllm_dspark.scheduling.selection import select_drafts
+from trtllm_dspark.scheduling.survival import SurvivalEstimator
+
+LONG = (10**6, 10**6)
+"""Requests that never end: the batch stays stationary, as the published fit assumes."""
+NOISY = BetaAcceptance(0.761, bias=0.7, noise=1.9, sharpness=0.65)
+
+
+@cache
+def h20(policy: str, batch: int, num_steps: int = 800, version: str = "new") -> SimulationReport:
+    length = {"new": None, "old": 3.05}[version]
+    model = model_for_length(length, 15) if length else fitted_model()
+    workload = Workload(batch, output_tokens=LONG)
+    name, _, ratio = policy.partition("-")
+    options: dict[str, Any] = {"ratio": float(ratio)} if ratio else {}
+    return simulate_policy(
+        name, options, h20_table(version), model, workload, num_steps=num_steps, warm_up=0
+    )
+
+
+@cache
+def optimum(batch: int, num_steps: int = 2000) -> float:
+    """Two rounds of Dinkelbach's iteration, from the rate that `adaptive` achieves."""
+    rate = h20("adaptive", batch, num_steps).expected_tokens_per_s / 1e3
+    found = []
+    for _ in range(2):
+        estimator, table = SurvivalEstimator(15), h20_table()
+        policy = LongRunOptimum(rate, PolicyResources(table, estimator))
+        system = SimulatedSystem(table, policy, estimator, fitted_model())
+        report = Simulation(system, Workload(batch, output_tokens=LONG)).run(num_steps)
+        rate = report.expected_tokens_per_s / 1e3
+        found.append(report.expected_tokens_per_s)
+    return max(found)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_the_additive_fit_reproduces_all_twenty_published_costs() -> None:
+    table, costs = h20_table(), published("dcut_h20")["verify_cost_ms"]
+    for batch in H20_BATCHES:
+        for ratio, ms in zip(costs["ratios"], costs[str(batch)], strict=True):
+            assert table.step_cost(batch, int(ratio * 16 * batch)) == pytest.approx(ms, abs=0.065)
+
+
+def test_full_verification_of_64_requests_costs_2_42_times_a_quarter_of_it() -> None:
+    table = h20_table()
+    assert table.step_cost(64, 1024) / table.step_cost(64, 256) == pytest.approx(2.42, abs=0.01)
+
+
+@pytest.mark.parametrize("depth", [4, 8, 12, 16])
+def test_uniform_depths_accept_what_the_budget_table_says(depth: int) -> None:
+    rows, accepted = published("dcut_h20")["budget_table_bs32_accepted_incl_anchor"][
+        "uniform_depth"
+    ][str(depth)]
+    assert rows == 32 * depth
+    found = 32 * fitted_model("budget_table").expected_length(depth - 1)
+    assert found == pytest.approx(accepted, rel=0.02)
+
+
+@pytest.mark.parametrize("ratio", ["0.25", "0.5", "0.75"])
+def test_the_best_drafts_by_survival_accept_what_the_budget_table_says(ratio: str) -> None:
+    rows, accepted = published("dcut_h20")["budget_table_bs32_accepted_incl_anchor"][
+        "top_by_survival"
+    ][ratio]
+    rng, model, found = np.random.default_rng(0), fitted_model("budget_table"), []
+    for _ in range(400):
+        blocks = model.draw(rng, model.new_states(rng, 32))
+        assert blocks.true_probs is not None
+        survivals = np.cumprod(blocks.true_probs, axis=1).astype(np.float32)
+        lens = select_drafts(survivals, rows - 32, np.full(32, 15, np.int32))
+        kept = np.arange(15) < lens[:, None]
+        found.append(32 + float((survivals * kept).sum()))
+    assert np.mean(found) == pytest.approx(accepted, rel=0.02)
+
+
+@pytest.mark.parametrize("batch", H20_BATCHES)
+def test_full_verification_has_the_published_throughput(batch: int) -> None:
+    analytic = batch * fitted_model().expected_length() / h20_table().step_cost(batch, 16 * batch)
+    assert analytic * 1e3 == pytest.approx(h20_throughput("dflash_b16")[batch], rel=0.05)
+    if batch >= 16:  # smaller batches are noisier than the tolerance
+        simulated = h20("fixed", batch, 400).tokens_per_s
+        assert simulated == pytest.approx(h20_throughput("dflash_b16")[batch], rel=0.05)
+
+
+def test_full_verification_falls_below_plain_decoding_as_load_grows() -> None:
+    wins = [
+        h20("fixed", b, 400).tokens_per_s > h20("autoregressive", b, 5).tokens_per_s
+        for b in H20_BATCHES
+    ]
+    theirs = [h20_throughput("dflash_b16")[b] > h20_throughput("autoregressive")[b]
+              for b in H20_BATCHES]  # fmt: skip
+    assert wins == theirs == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("batch", [8, 16, 32, 64])
+def test_the_ablation_is_ordered_as_published(batch: int) -> None:
+    names = ("fixed", "fixed_ratio-0.75", "fixed_ratio-0.5", "ratio_bucket")
+    ours = [h20(name, batch, 400, "old").expected_tokens_per_s for name in names]
+    theirs = [
+        h20_throughput(n, "old")[batch] for n in ("dflash_b16", "fixed_75", "fixed_50", "dcut_b16")
+    ]
+    assert theirs == sorted(theirs)
+    assert ours == sorted(ours)
+
+
+def test_experts_make_the_cost_of_verification_flatter_than_a_dense_models() -> None:
+    row = published("dcut_h20")["other_models_tokens_per_second_new"]["qwen3.5-35b-a3b_tp4_moe"]
+    costs = row["verify_cost_ms_bs64_at_25_50_75_100_percent_tp2"]
+    dense = h20_table().step_cost(64, 1024) / h20_table().step_cost(64, 256)
+    assert costs[-1] / costs[0] < dense
+    lines = [Roofline("h20", name, num_drafts=15) for name in ("qwen3-8b", "qwen3-30b-a3b")]
+    rises = [line.step_ms(64, 1024) / line.step_ms(64, 256) for line in lines]
+    assert rises[1] < rises[0]
+
+
+def test_the_roofline_of_an_h20_is_near_the_published_costs() -> None:
+    line, table = Roofline("h20", "qwen3-8b", num_drafts=15, max_num_requests=64), h20_table()
+    for batch in H20_BATCHES:
+        for rows in (4 * batch, 8 * batch, 16 * batch):
+            ours, theirs = line.step_ms(batch, rows), table.step_cost(batch, rows)
+            assert ours == pytest.approx(theirs, rel=0.2)
+
+
+def test_the_budget_is_4_to_6_at_light_load_and_shrinks_smoothly_with_load() -> None:
+    low, high = published("dspark_paper")["serving"]["verify_tokens_per_request_light_load"]
+    rows = published("dspark_paper")["table1_acceptance_length_incl_bonus"]["Qwen3-8B"]["dspark"]
+    model = model_for_length(float(np.mean(rows[-3:])), 7)  # chat: what is served most
+    loads = (8, 16, 32, 64, 128)
+    table = Roofline("h20", "qwen3-8b", num_drafts=7).latency_table()
+    found = []
+    for load in loads:
+        workload = Workload(load, output_tokens=LONG)
+        report = simulate_policy("adaptive", {}, table, model, workload, num_steps=100, warm_up=30)
+        found.append(1.0 + report.verified_per_request)
+    assert low <= found[0] <= high
+    assert all(b < a + 0.1 for a, b in itertools.pairwise(found)), found
+    assert found[-1] < 0.5 * found[0]
+
+
+# --- bars -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", H20_BATCHES)
+def test_adaptive_beats_plain_decoding_the_best_depth_and_published_dcut(batch: int) -> None:
+    adaptive = h20("adaptive", batch, 2000).expected_tokens_per_s
+    assert adaptive >= h20("autoregressive", batch, 5).expected_tokens_per_s
+    assert adaptive >= h20("best_uniform", batch).expected_tokens_per_s
+    assert adaptive >= h20_throughput("dcut_b16")[batch]
+
+
+@pytest.mark.parametrize("batch", H20_BATCHES)
+def test_adaptive_reaches_98_percent_of_the_long_run_optimum(batch: int) -> None:
+    adaptive = h20("adaptive", batch, 2000).expected_tokens_per_s
+    assert adaptive >= 0.98 * optimum(batch)
+
+
+def test_the_noisy_confidences_are_as_poor_as_published_ones() -> None:
+    rng = np.random.default_rng(0)
+    blocks = NOISY.draw(rng, NOISY.new_states(rng, 20_000))
+    survivals = np.cumprod(1 / (1 + np.exp(-np.clip(blocks.logits, -12, 12))), axis=1)
+    for position in (1, 3, 5, 7):
+        events = blocks.accepted_lens >= position
+        predicted = survivals[:, position - 1]
+        assert 0.03 <= expected_calibration_error(predicted, events) <= 0.085
+        assert 0.81 <= roc_auc(predicted, events) <= 0.907
+    assert survivals[:, 0].mean() > (blocks.accepted_lens >= 1).mean()
+
+
+@cache
+def noisy(batch: int, kind: str) -> float:
+    rng = np.random.default_rng(9)
+    estimator = SurvivalEstimator(15, learns=kind == "online")
+    if kind == "oracle":
+        states = NOISY.new_states(rng, 100_000)
+        estimator = OracleEstimator(NOISY.draw(rng, states))
+    table = h20_table()
+    policy = create_policy("adaptive", {}, PolicyResources(table, estimator))
+    system = SimulatedSystem(table, policy, estimator, NOISY)
+    workload = Workload(batch, output_tokens=LONG)
+    return Simulation(system, workload, seed=1).run(1200).expected_tokens_per_s
+
+
+@pytest.mark.parametrize("batch", [8, 32, 64])
+def test_online_calibration_is_worth_98_percent_of_an_oracles(batch: int) -> None:
+    assert noisy(batch, "online") >= 0.98 * noisy(batch, "oracle")

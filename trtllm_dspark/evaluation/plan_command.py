@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dspark plan`: which γ and concurrency meet a tokens/s-per-user target on a machine that may not
+have been measured, and what is gained over plain decoding. Prints every assumption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from trtllm_dspark.evaluation.roofline import Roofline
+from trtllm_dspark.evaluation.simulated_requests import Workload
+from trtllm_dspark.evaluation.simulation_setup import (
+    acceptance_model,
+    add_acceptance_options,
+    add_roofline_options,
+    roofline,
+    simulate_policy,
+)
+from trtllm_dspark.options import configure_logging
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One candidate: a block length, a load, a policy."""
+
+    gamma: int
+    concurrency: int
+    policy: str
+    tokens_per_s: float
+    tokens_per_s_user: float
+    keep_ratio: float
+    verified_per_request: float
+    rungs: dict[str, int]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Arguments of `dspark plan`."""
+    parser = argparse.ArgumentParser(
+        prog="dspark plan",
+        description="Choose block length, ratios and concurrency for a tokens/s-per-user target.",
+        epilog="example: dspark plan --gpu h100 --model qwen3-8b --sla 50",
+    )
+    parser.add_argument("--sla", type=float, required=True, help="tokens/s that each user gets")
+    parser.add_argument("--gammas", type=int, nargs="+", default=[3, 7, 15])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--json", help="write all candidates here")
+    add_roofline_options(parser)
+    add_acceptance_options(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate all candidates, show the best per γ; 1 when nothing meets the target."""
+    arguments = build_parser().parse_args(argv)
+    configure_logging(False)
+    arguments.gpu = arguments.gpu or "h100"
+    console = Console()
+    rows, assumptions = candidates(arguments)
+    best = [row for row in best_rows(rows, arguments.sla) if row is not None]
+    console.print(render(best, arguments.sla))
+    for line in assumptions:
+        console.print(f"assumed: {line}")
+    if arguments.json:
+        data = {"sla": arguments.sla, "assumptions": assumptions, "rows": [vars(r) for r in rows]}
+        Path(arguments.json).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if not best:
+        console.print(f"nothing reaches {arguments.sla} tokens/s per user on this machine")
+        return 1
+    top = max(best, key=lambda row: row.tokens_per_s)
+    console.print(advice(top, rows, arguments.sla))
+    return 0
+
+
+def candidates(arguments: argparse.Namespace) -> tuple[list[PlanRow], list[str]]:
+    """Simulate plain decoding, full verification and `adaptive` at every load that K/V allow."""
+    rows: list[PlanRow] = []
+    assumptions: list[str] = []
+    for gamma in arguments.gammas:
+        line = roofline(arguments, gamma, max(arguments.concurrency))
+        loads = fitting_loads(line, arguments.concurrency)
+        table, model = line.latency_table(), acceptance_model(arguments, gamma)
+        assumptions = line.describe()
+        policies = ("autoregressive", "fixed", "adaptive")
+        for load in track(loads, description=f"γ = {gamma}", transient=True):
+            for policy in policies:
+                report = simulate_policy(
+                    policy,
+                    {},
+                    table,
+                    model,
+                    Workload(load, output_tokens=(100_000, 100_000)),
+                    num_steps=arguments.steps,
+                    warm_up=50,
+                    seed=arguments.seed,
+                )
+                fields: dict[str, Any] = report.to_json_dict()
+                rows.append(
+                    PlanRow(gamma, load, policy, **{
+                        name: fields[name]
+                        for name in ("tokens_per_s", "tokens_per_s_user", "keep_ratio",
+                                     "verified_per_request", "rungs")
+                    })
+                )  # fmt: skip
+    source = arguments.trace or (
+        f"acceptance length {arguments.acceptance_length}"
+        if arguments.acceptance_length
+        else "the acceptance fitted to the published H20 results (0.761 per draft)"
+    )
+    return rows, [*assumptions, f"drafts: {source}; calibrated confidences; decode only"]
+
+
+def fitting_loads(line: Roofline, concurrencies: Sequence[int]) -> list[int]:
+    """Loads whose K/V fit."""
+    return [n for n in concurrencies if n * line.context_tokens <= line.kv_tokens]
+
+
+def best_rows(rows: Sequence[PlanRow], sla: float) -> list[PlanRow | None]:
+    """For every (γ, policy) the candidate of highest throughput that meets the target."""
+    found: list[PlanRow | None] = []
+    for gamma in dict.fromkeys(row.gamma for row in rows):
+        for policy in ("autoregressive", "fixed", "adaptive"):
+            fitting = [
+                row
+                for row in rows
+                if (row.gamma, row.policy) == (gamma, policy) and row.tokens_per_s_user >= sla
+            ]
+            found.append(max(fitting, key=lambda row: row.tokens_per_s, default=None))
+    return found
+
+
+def advice(top: PlanRow, rows: Sequence[PlanRow], sla: float) -> str:
+    """The answer in one paragraph."""
+    plain = max(
+        (r for r in rows if r.policy == "autoregressive" and r.tokens_per_s_user >= sla),
+        key=lambda row: row.tokens_per_s,
+        default=None,
+    )
+    gain = (
+        f"{top.tokens_per_s / plain.tokens_per_s:.2f} × the {plain.tokens_per_s:.0f} tokens/s of "
+        f"plain decoding at {plain.concurrency} requests"
+        if plain
+        else "plain decoding never reaches the target"
+    )
+    return (
+        f"γ = {top.gamma}, policy {top.policy}, up to {top.concurrency} requests at once: "
+        f"{top.tokens_per_s:.0f} tokens/s, {top.tokens_per_s_user:.0f} per user; {gain}; "
+        f"it verifies {top.verified_per_request:.1f} drafts per request (keep ratio "
+        f"{top.keep_ratio:.2f}): build rungs around that ratio"
+    )
+
+
+def render(rows: Sequence[PlanRow], sla: float) -> Table:
+    """The best candidate per γ and policy."""
+    view = Table(title=f"best throughput with at least {sla:g} tokens/s per user")
+    for name in ("γ", "policy", "requests", "tokens/s", "tok/s/user", "verified/request", "keep"):
+        view.add_column(name, justify="left" if name == "policy" else "right")
+    for row in rows:
+        view.add_row(
+            str(row.gamma), row.policy, str(row.concurrency), f"{row.tokens_per_s:.0f}",
+            f"{row.tokens_per_s_user:.1f}", f"{row.verified_per_request:.2f}",
+            f"{row.keep_ratio:.2f}",
+        )  # fmt: skip
+    return view

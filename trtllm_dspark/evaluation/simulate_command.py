@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dspark simulate`: policies against concurrency or arrival rate on a measured, published or
+estimated latency table. Results go to JSON after every run, so that a long sweep can be resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
+from trtllm_dspark.evaluation.simulation_setup import (
+    acceptance_model,
+    add_acceptance_options,
+    add_roofline_options,
+    cost_table,
+    simulate_policy,
+)
+from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
+from trtllm_dspark.options import configure_logging
+from trtllm_dspark.scheduling import policy_names
+from trtllm_dspark.scheduling.latency_table import LatencyTable
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Arguments of `dspark simulate`."""
+    parser = argparse.ArgumentParser(
+        prog="dspark simulate",
+        description="Simulate the serving loop with the server's own policy objects.",
+        epilog="example: dspark simulate --policies autoregressive fixed adaptive "
+        "--concurrency 4 8 16 32 64 --pareto pareto.png",
+    )
+    parser.add_argument("--table", help="latency table (JSON of `dspark profile`); default: H20")
+    parser.add_argument("--gamma", type=int, default=15, help="drafts per block (default: 15)")
+    parser.add_argument(
+        "--policies", nargs="+", default=["autoregressive", "fixed", "ratio_bucket", "adaptive"]
+    )
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 8, 16, 32, 64])
+    parser.add_argument("--arrivals", type=float, nargs="+", help="requests/s: open loop instead")
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(0, 0))
+    parser.add_argument("--output-tokens", type=int, nargs=2, default=(100_000, 100_000))
+    parser.add_argument(
+        "--difficulty-steps",
+        type=float,
+        default=64.0,
+        help="steps after which a request's acceptance changes; 0 = never",
+    )
+    parser.add_argument("--kv-tokens", type=int, default=0, help="K/V limit in tokens; 0 = none")
+    parser.add_argument("--max-batch-size", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--warm-up", type=int, default=100)
+    parser.add_argument("--json", help="write (and resume from) this file")
+    parser.add_argument("--pareto", help="PNG: throughput against tokens/s per user")
+    parser.add_argument("--budget", help="PNG: verified drafts per request against load")
+    add_roofline_options(parser)
+    add_acceptance_options(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Sweep, write, show."""
+    arguments = build_parser().parse_args(argv)
+    configure_logging(False)
+    unknown = sorted(set(arguments.policies) - set(policy_names()))
+    if unknown:
+        raise ConfigError(f"policies {unknown} are unknown: choose of {', '.join(policy_names())}")
+    most = min(arguments.max_batch_size, max(arguments.concurrency))
+    table = cost_table(arguments, arguments.gamma, most)
+    if table.num_drafts != arguments.gamma and arguments.table:
+        arguments.gamma = table.num_drafts
+    rows = sweep(arguments, table)
+    console = Console()
+    console.print(render(rows))
+    console.print(f"costs: {table.machine.get('device', arguments.table)}; γ = {arguments.gamma}")
+    if arguments.pareto:
+        plot_pareto(rows, arguments.pareto)
+    if arguments.budget:
+        plot_budget(rows, arguments.budget)
+    return 0
+
+
+def sweep(arguments: argparse.Namespace, table: LatencyTable) -> list[dict[str, Any]]:
+    """Run every (load, policy) that the JSON file does not hold yet."""
+    path = Path(arguments.json) if arguments.json else None
+    settings = {k: v for k, v in vars(arguments).items() if k not in ("json", "pareto", "budget")}
+    settings = json.loads(json.dumps(settings))
+    rows = load_rows(path, settings)
+    done = {(row["load"], row["policy"]) for row in rows}
+    loads = arguments.arrivals or arguments.concurrency
+    cases = [(load, p) for load in loads for p in arguments.policies if (load, p) not in done]
+    model = acceptance_model(arguments, arguments.gamma)
+    limits = Limits(
+        min(arguments.max_batch_size, table.rungs[-1]), table.rungs[-1], arguments.kv_tokens
+    )
+    for load, policy in track(cases, description="simulating", disable=not cases):
+        workload = Workload(
+            concurrency=1 if arguments.arrivals else int(load),
+            arrivals_per_s=load if arguments.arrivals else None,
+            prompt_tokens=tuple(arguments.prompt_tokens),
+            output_tokens=tuple(arguments.output_tokens),
+            difficulty_steps=arguments.difficulty_steps,
+        )
+        report = simulate_policy(
+            policy, {}, table, model, workload, limits=limits,
+            num_steps=arguments.steps, warm_up=arguments.warm_up, seed=arguments.seed,
+        )  # fmt: skip
+        rows.append({"load": load, "policy": policy, **report.to_json_dict()})
+        if path is not None:
+            text = json.dumps({"settings": settings, "rows": rows}, indent=1)
+            path.write_text(text + "\n", encoding="utf-8")
+    order = {name: i for i, name in enumerate(arguments.policies)}
+    return sorted(rows, key=lambda row: (row["load"], order.get(row["policy"], 99)))
+
+
+def load_rows(path: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of an interrupted sweep; a file of other settings is refused."""
+    if path is None or not path.is_file():
+        return []
+    data = json.loads(path.read_text("utf-8"))
+    ignored = ("policies", "concurrency", "arrivals")
+    differing = sorted(
+        k for k, v in settings.items() if k not in ignored and data["settings"].get(k) != v
+    )
+    if differing:
+        raise ConfigError(
+            f"{path} holds a sweep with other {', '.join(differing)}: name another file or "
+            "delete it"
+        )
+    rows: list[dict[str, Any]] = data["rows"]
+    return rows
+
+
+def render(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line per run, with the ratio to plain decoding at the same load."""
+    view = Table()
+    for name in ("load", "policy", "tokens/s", "× plain", "tok/s/user", "step ms",
+                 "verified/request", "keep", "drafted steps"):  # fmt: skip
+        view.add_column(name, justify="left" if name == "policy" else "right")
+    plain = {r["load"]: r["tokens_per_s"] for r in rows if r["policy"] == "autoregressive"}
+    for row in rows:
+        base = plain.get(row["load"])
+        view.add_row(
+            f"{row['load']:g}",
+            row["policy"],
+            f"{row['tokens_per_s']:.0f}",
+            f"{row['tokens_per_s'] / base:.2f}" if base else "",
+            f"{row['tokens_per_s_user']:.1f}",
+            f"{row['step_ms']:.1f}",
+            f"{row['verified_per_request']:.2f}",
+            f"{row['keep_ratio']:.2f}",
+            f"{row['drafted_share']:.0%}",
+        )
+    return view
