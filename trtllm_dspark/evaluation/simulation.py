@@ -157,7 +157,9 @@ class Simulation:
         if num_drafted:
             change = self.subsets.change(num_requests, num_drafted)
             return table.step_cost(num_requests, rows) + change
-        count = max(num_requests, 1)
+        if num_requests == 0:  # prompts only: a cell's draft part is charged too, which is little
+            return table.step_cost(1, max(rows, 1))
+        count = num_requests
         if not self._has_drafter:
             plain = float(table.autoregressive_ms[table.bucket_index(count)])
             if not np.isnan(plain):
