@@ -44,6 +44,12 @@ COMMANDS = {
     "calibrate": Command(
         "trtllm_dspark.evaluation.calibrate_command", "fit calibration.json on held-out prompts"
     ),
+    "simulate": Command(
+        "trtllm_dspark.evaluation.simulate_command", "policies on a latency table, without a model"
+    ),
+    "plan": Command(
+        "trtllm_dspark.evaluation.plan_command", "γ and concurrency for a tokens/s-per-user target"
+    ),
     "kernels": Command("dspark_plugins.kernels_command", "compile the GPU kernels without a GPU"),
 }
 
