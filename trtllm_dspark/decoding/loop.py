@@ -273,6 +273,7 @@ class DecodingLoop:
         """Advance every request; tell the drafter which rows became context."""
         outputs: list[RequestOutput] = []
         rows: list[CommittedRows] = []
+        kept: list[Sequence] = []
         index_of = {id(s): i for i, s in enumerate(packed.sampled)}
         cu = packed.step.cu_query_lens
         for position, sequence in enumerate(packed.sequences):
@@ -292,10 +293,10 @@ class DecodingLoop:
                 continue
             taps = output.taps[start : start + num_rows] if self.drafter.needs_taps else None  # type: ignore[index]
             rows.append(CommittedRows(sequence.draft_source(0), first, num_rows, taps))
+            kept.append(sequence)
         self.drafter.commit(rows)
-        for row in rows:
-            sequence = next(s for s in packed.sequences if s.key == row.source.key)
-            self.batcher.offer_pages(sequence, self.drafter.synced_len(row.source.key))
+        for sequence in kept:
+            self.batcher.offer_pages(sequence, self.drafter.synced_len(sequence.key))
         return outputs
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -303,7 +304,7 @@ class DecodingLoop:
         self.batcher.remove(sequence)
         self.drafter.release(sequence.key)
         del self._live[sequence.request.request_id]
-        self.counters.record_finish(sequence.stats, reason)
+        self.counters.record_finish(reason)
 
     def stats(self) -> LoopStats:
         """Counters so far and the present state; a fresh object that the caller may keep."""

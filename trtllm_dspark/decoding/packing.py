@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtllm_dspark.decoding.batcher import ScheduledBatch
+from trtllm_dspark.decoding.pages import make_page_table
 from trtllm_dspark.decoding.sequence import Sequence
 from trtllm_dspark.engines.protocol import TargetStep
 from trtllm_dspark.types import DraftBlock, IntArray
@@ -64,19 +65,10 @@ def pack_step(
         positions=(np.repeat(contexts, np.diff(cu)) + offsets).astype(np.int32),
         cu_query_lens=cu,
         context_lens=contexts,
-        page_table=page_table_of(sequences),
+        page_table=make_page_table([s.page_ids for s in sequences]),
         logit_rows=np.concatenate(logit_rows).astype(np.int32)
         if logit_rows
         else np.zeros(0, np.int32),
         rung=rung,
     )
     return PackedStep(step, sequences, sampled, cu_logits, len(batch.decoding))
-
-
-def page_table_of(sequences: list[Sequence]) -> IntArray:
-    """[R, P] page ids, the scratch page where a request has none."""
-    width = max((len(s.page_ids) for s in sequences), default=0)
-    table = np.zeros((len(sequences), width), np.int32)
-    for row, sequence in enumerate(sequences):
-        table[row, : len(sequence.page_ids)] = sequence.page_ids
-    return table

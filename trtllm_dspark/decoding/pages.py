@@ -27,6 +27,15 @@ def chain_keys(token_ids: IntArray, page_size: int) -> list[bytes]:
     return keys
 
 
+def make_page_table(page_ids: Sequence[Sequence[int] | IntArray]) -> IntArray:
+    """[R, P] padded with the scratch page. Example: [[3, 4], [7]] → [[3, 4], [7, 0]]."""
+    width = max((len(ids) for ids in page_ids), default=0)
+    table = np.full((len(page_ids), width), SCRATCH_PAGE, np.int32)
+    for row, ids in enumerate(page_ids):
+        table[row, : len(ids)] = ids
+    return table
+
+
 class PagePool:
     """Hands out pages; page SCRATCH_PAGE is never handed out. All counts are exact at all times."""
 

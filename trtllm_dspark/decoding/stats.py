@@ -7,7 +7,7 @@ import copy
 from collections import Counter
 from dataclasses import dataclass, field
 
-from trtllm_dspark.types import FinishReason, RequestStats, StepOutcome
+from trtllm_dspark.types import FinishReason, StepOutcome
 
 
 @dataclass
@@ -69,7 +69,7 @@ class LoopStats:
         self.verify_ms_total += outcome.verify_ms
         self.expected_tokens_total += outcome.expected_tokens
 
-    def record_finish(self, stats: RequestStats, reason: FinishReason) -> None:
+    def record_finish(self, reason: FinishReason) -> None:
         """Count one request that ended."""
         self.num_finished[reason.value] += 1
 

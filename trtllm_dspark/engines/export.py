@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trtllm_dspark.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engines import export_ops
 from trtllm_dspark.engines.export_modules import ExportedDrafter, ExportedTarget
 from trtllm_dspark.engines.export_plugin_nodes import use_plugins
@@ -112,8 +113,16 @@ def export_target(
     proto = _export(
         ExportedTarget(model, tap_layers), arguments, TARGET_INPUTS, outputs, pages, like.dtype
     )
-    shape = FunctionShape(
-        dtype=str(like.dtype).removeprefix("torch."),
+    shape = _function_shape(config, like.dtype, page_size, is_causal=True)
+    return _write(proto, path, shape, with_functions, max_query_len)
+
+
+def _function_shape(
+    config: ModelConfig | DrafterConfig, dtype: torch.dtype, page_size: int, *, is_causal: bool
+) -> FunctionShape:
+    """What the function bodies of one graph are made for."""
+    return FunctionShape(
+        dtype=str(dtype).removeprefix("torch."),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -121,9 +130,8 @@ def export_target(
         has_norm=config.qk_norm,
         eps=config.rms_norm_eps,
         scale=config.head_dim**-0.5,
-        is_causal=True,
+        is_causal=is_causal,
     )
-    return _write(proto, path, shape, with_functions, max_query_len)
 
 
 def export_drafter(
@@ -150,17 +158,7 @@ def export_drafter(
         pages,
         like.dtype,
     )
-    shape = FunctionShape(
-        dtype=str(like.dtype).removeprefix("torch."),
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=page_size,
-        has_norm=config.qk_norm,
-        eps=config.rms_norm_eps,
-        scale=model.attention_scale,
-        is_causal=False,
-    )
+    shape = _function_shape(config, like.dtype, page_size, is_causal=False)
     return _write(proto, path, shape, with_functions, model.block_len)
 
 

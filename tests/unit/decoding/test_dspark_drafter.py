@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter, make_page_table
+from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
 from trtllm_dspark.decoding.drafters.protocol import CommittedRows, DraftSource
+from trtllm_dspark.decoding.pages import make_page_table
 from trtllm_dspark.engines.protocol import ContextAppend, DrafterOutput, DrafterStep
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.types import EngineInfo, SamplingParams

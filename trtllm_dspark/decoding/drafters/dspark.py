@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from trtllm_dspark.decoding.drafters.protocol import CommittedRows, DraftSource
+from trtllm_dspark.decoding.pages import make_page_table
 from trtllm_dspark.engines.protocol import ContextAppend, DrafterStep, DraftSampling, Engine
 from trtllm_dspark.errors import EngineError
-from trtllm_dspark.types import SCRATCH_PAGE, DraftBlock, IntArray
+from trtllm_dspark.types import DraftBlock, IntArray
 
 MAX_PENDING_ROWS = 1024
 """Rows kept for later over all requests; one more commit writes them."""
@@ -135,15 +136,6 @@ class DSparkDrafter:
     def release(self, key: int) -> None:
         """Forget a request and what is pending for it."""
         self._contexts.pop(key, None)
-
-
-def make_page_table(page_ids: Sequence[IntArray]) -> IntArray:
-    """[R, P] padded with the scratch page. Example: [[3, 4], [7]] → [[3, 4], [7, 0]]."""
-    width = max(len(ids) for ids in page_ids)
-    table = np.full((len(page_ids), width), SCRATCH_PAGE, np.int32)
-    for row, ids in enumerate(page_ids):
-        table[row, : len(ids)] = ids
-    return table
 
 
 def make_sampling(sources: Sequence[DraftSource]) -> DraftSampling:

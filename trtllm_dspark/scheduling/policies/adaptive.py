@@ -22,8 +22,7 @@ from trtllm_dspark.scheduling.policies.base import (
     ALL_MODES,
     PolicyBase,
     PriorRows,
-    plan_everything,
-    plan_top,
+    plan_decided,
 )
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision, Sees, register_policy
 from trtllm_dspark.scheduling.policy_options import PolicyResources, refuse_unknown_options
@@ -148,9 +147,7 @@ class AdaptivePolicy(PolicyBase):
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
         """Return the top-K drafts by current survival and remember the survivals."""
         self.history.record(view, decision.draft_mask, survivals)
-        if decision.capacity is None:
-            return plan_everything(view, decision)
-        return plan_top(view, decision, survivals, decision.capacity)
+        return plan_decided(view, decision, survivals)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Add the step to the long-run rate: committed tokens over the table's cost of its rows."""

@@ -67,6 +67,13 @@ def plan_top(
     return select_drafts(survivals, min(capacity, draft_room(view)), caps)
 
 
+def plan_decided(view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
+    """Rank under the capacity that `decide` fixed; no capacity = there is no table, verify all."""
+    if decision.capacity is None:
+        return plan_everything(view, decision)
+    return plan_top(view, decision, survivals, decision.capacity)
+
+
 def admissible_survivals(
     view: BatchView, decision: DraftDecision, survivals: FloatArray
 ) -> tuple[FloatArray, int]:

@@ -27,6 +27,7 @@ from trtllm_dspark.scheduling.policies.base import (
     PolicyBase,
     PriorRows,
     admissible_survivals,
+    plan_decided,
     plan_everything,
     plan_top,
 )
@@ -98,9 +99,7 @@ class PrefixAsyncPolicy(PolicyBase):
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
         """Return the top-K drafts by current survival and remember the survivals."""
         self.history.record(view, decision.draft_mask, survivals)
-        if decision.capacity is None:
-            return plan_everything(view, decision)
-        return plan_top(view, decision, survivals, decision.capacity)
+        return plan_decided(view, decision, survivals)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Close the step: a drafter that proposed nothing counts as survivals of zero."""
