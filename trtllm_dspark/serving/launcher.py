@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 KILL_AFTER_S = 15.0
 """Patience beyond the server's own exit time-out before it is killed."""
+MIN_SHARED_MEMORY_BYTES = 4 << 20
+MAX_SHARED_MEMORY_BYTES = 256 << 20
+SHARED_MEMORY_PARTS = 16
+"""Model processes that the free shared memory is divided among, with room to spare."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -187,8 +192,23 @@ class TritonServer:
             f"--metrics-port={self.ports.metrics}",
             f"--exit-timeout-secs={self.exit_timeout_s}",
             "--disable-auto-complete-config",
+            f"--backend-config=python,shm-default-byte-size={shared_memory_bytes()}",
             *extra_arguments,
         ]
+
+
+def shared_memory_bytes(directory: str = "/dev/shm") -> int:
+    """Shared memory of each model process, so large that it need not grow while requests run.
+
+    The Python backend maps a region that grows elsewhere, under threads that still use it: the
+    process, then the server, dies (seen with cancellations after a large request). Pages that are
+    not touched cost nothing; a small /dev/shm gets less.
+    """
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:
+        return MIN_SHARED_MEMORY_BYTES
+    return max(MIN_SHARED_MEMORY_BYTES, min(MAX_SHARED_MEMORY_BYTES, free // SHARED_MEMORY_PARTS))
 
 
 def make_environment(files: ServerFiles) -> dict[str, str]:

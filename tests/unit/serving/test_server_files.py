@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_dspark.errors import ServerError
-from trtllm_dspark.serving import server_files
+from trtllm_dspark.serving import launcher, server_files
 from trtllm_dspark.serving.launcher import make_environment
 
 
@@ -72,3 +73,14 @@ def test_a_python_without_a_shared_library_is_told_what_to_install(
     monkeypatch.setattr(sysconfig, "get_config_var", variables.get)
     with pytest.raises(ServerError, match=r"libpython3\.99.* was not found .*--enable-shared"):
         server_files.find_libpython_dir()
+
+
+def test_a_model_process_gets_shared_memory_that_need_not_grow_and_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free, expected in ((24 << 30, 256 << 20), (64 << 20, 4 << 20), (1 << 30, 64 << 20)):
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        monkeypatch.setattr(launcher.shutil, "disk_usage", lambda path, found=usage: found)
+        assert launcher.shared_memory_bytes() == expected
+    monkeypatch.undo()
+    assert launcher.shared_memory_bytes(str(tmp_path / "none")) == 4 << 20
