@@ -7,14 +7,21 @@ Joins the Python backend to the engine thread; decides nothing about text, sampl
 from __future__ import annotations
 
 import logging
+import uuid
+from multiprocessing.connection import Connection
 from typing import Any
 
 from trtllm_dspark.errors import UnsupportedError
 from trtllm_dspark.runtime import System, build_system
+from trtllm_dspark.serving.engine_link import (
+    STOP,
+    LinkRequest,
+    LinkResponder,
+    LinkServer,
+    link_path,
+)
 from trtllm_dspark.serving.engine_thread import EngineThread
 from trtllm_dspark.serving.inputs import (
-    HANDLE_PARAMETER,
-    parse_parameters,
     read_bool,
     refuse_unknown_parameters,
 )
@@ -33,12 +40,13 @@ from trtllm_dspark.serving.triton_io import (
     SenderResponder,
     backend,
     configure_logging,
+    error_message,
     read_tensors,
+    status_name,
 )
 
 logger = logging.getLogger(__name__)
 
-_KNOWN = frozenset({HANDLE_PARAMETER})
 _LOGITS = ("context_logits", "generation_logits")
 
 
@@ -83,6 +91,7 @@ class EngineModel:
         )
         self._metrics.start()
         self._engine.start()
+        self._link = LinkServer(link_path(args["model_name"]), self._serve_link)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand requests to the engine thread; answers come from other threads."""
@@ -100,30 +109,58 @@ class EngineModel:
 
     def finalize(self) -> None:
         """Finish live requests, then end every thread."""
+        self._link.close()
         self._engine.drain(self._parameters.number("drain_timeout_s", 30))
         self._writer.close()
         self._metrics.close()
 
     def _take(self, request: Any, responder: SenderResponder) -> None:
         tensors = read_tensors(request)
-        refuse_unknown_parameters(request.parameters(), _KNOWN)
-        handle = str(parse_parameters(request.parameters()).get(HANDLE_PARAMETER, ""))
-        responder.is_for_model = bool(handle)
+        refuse_unknown_parameters(request.parameters())
         if read_bool(tensors, "stop"):
-            if not handle and not request.request_id():
+            if not request.request_id():
                 raise UnsupportedError("stop needs the id of the request that is to be stopped")
-            self._engine.stop(client_id="" if handle else request.request_id(), handle=handle)
+            self._engine.stop(client_id=request.request_id())
             self._writer.put(responder.end)
             return
         parsed = read_request(
             tensors,
             self._defaults,
             client_id=request.request_id(),
-            handle=handle,
             timeout_us=request.timeout(),
         )
         self._check_streaming(parsed)
         self._engine.submit(parsed, responder)
+
+    def _serve_link(self, connection: Connection) -> None:
+        """Serve one request of a text model, until the text model stops it or leaves."""
+        asked: LinkRequest = connection.recv()
+        handle = uuid.uuid4().hex
+        responder = LinkResponder(
+            self._writer.put,
+            connection,
+            self._make_outputs,
+            lambda error: (status_name(error), error_message(error)),
+            asked.wanted,
+        )
+        try:
+            parsed = read_request(
+                asked.tensors,
+                self._defaults,
+                client_id=asked.request_id,
+                handle=handle,
+                timeout_us=asked.timeout_us,
+            )
+            self._check_streaming(parsed)
+        except Exception as error:
+            responder.fail(error)
+        else:
+            self._engine.submit(parsed, responder)
+        try:
+            while connection.recv() == STOP:
+                self._engine.stop(handle=handle)
+        except (EOFError, OSError):
+            self._engine.stop(handle=handle)
 
     def _check_streaming(self, request: EngineRequest) -> None:
         if request.text.streaming and not self._parameters.is_decoupled:

@@ -16,9 +16,6 @@ import numpy.typing as npt
 from trtllm_dspark.errors import InvalidRequestError, UnsupportedError
 from trtllm_dspark.serving.tensors import InputSpec, Support
 
-HANDLE_PARAMETER = "dspark_handle"
-"""Request parameter with which a calling model names its request, and stops exactly that one."""
-
 MAX_NUM_WORDS = 128
 """Stop words, bad words or bias words in one request, each."""
 MAX_WORDS_BYTES = 16384
@@ -153,11 +150,9 @@ def parse_parameters(parameters: str | Mapping[str, object] | None) -> dict[str,
     return {name: v for name, v in values.items() if not name.startswith("triton_")}
 
 
-def refuse_unknown_parameters(
-    parameters: str | Mapping[str, object] | None, known: frozenset[str] = frozenset()
-) -> None:
+def refuse_unknown_parameters(parameters: str | Mapping[str, object] | None) -> None:
     """Refuse request parameters (HTTP generate turns unknown keys into them) by name."""
-    names = [n for n in parse_parameters(parameters) if n not in known]
+    names = list(parse_parameters(parameters))
     if names:
         raise InvalidRequestError(
             f"unknown option {names[0]!r}: see the model's metadata for the inputs it takes"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from trtllm_dspark.serving.template import DEFAULTS
 
 logger = logging.getLogger(__name__)
 
+_PARAMETER = re.compile(
+    r'key:\s*"([^"]*)"\s*,?\s*value:?\s*\{\s*string_value:\s*"((?:[^"\\]|\\.)*)"\s*\}'
+)
+"""A parameter as the templates write it."""
 _TRUE = ("true", "1", "t", "y", "yes")
 _FALSE = ("false", "0", "f", "n", "no")
 
@@ -35,6 +40,16 @@ class ModelParameters:
             model_config.get("model_transaction_policy", {}).get("decoupled", False)
         )
         self.model_dir = Path(model_dir)
+
+    def sibling(self, model: str) -> ModelParameters:
+        """The parameters of another model of the same repository, read from its config.pbtxt."""
+        path = self.model_dir.parent / model / "config.pbtxt"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        found = {key: {"string_value": value} for key, value in _PARAMETER.findall(text)}
+        return ModelParameters({"parameters": found}, path.parent)
 
     def text(self, key: str, default: str = "") -> str:
         """A string."""

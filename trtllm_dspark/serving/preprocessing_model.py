@@ -13,9 +13,7 @@ from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError, InvalidRequestError
 from trtllm_dspark.serving.inputs import (
-    HANDLE_PARAMETER,
     Tensors,
-    parse_parameters,
     read_bool,
     read_int,
     read_text,
@@ -24,17 +22,15 @@ from trtllm_dspark.serving.inputs import (
     refuse_unsupported,
     write_word_ids,
 )
-from trtllm_dspark.serving.model_parameters import parse_model_args
+from trtllm_dspark.serving.model_parameters import ModelParameters, parse_model_args
 from trtllm_dspark.serving.responses import Outputs
 from trtllm_dspark.serving.tensors import PREPROCESSING_INPUTS, find_refused
 from trtllm_dspark.serving.triton_io import (
     backend,
     configure_logging,
-    error_message,
     make_error,
     make_tensors,
     read_tensors,
-    status_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -120,6 +116,24 @@ def _token(value: int | None, default: int) -> np.ndarray:
     return np.array([[default if value is None else value]], np.int32)
 
 
+def load_preprocessor(parameters: ModelParameters) -> Preprocessor:
+    """The preprocessor that the parameters of a `preprocessing` model describe."""
+    directory = parameters.text("tokenizer_dir")
+    if not directory:
+        raise ConfigError("tokenizer_dir is not filled: give the model directory to preprocessing")
+    tokenizer = load_tokenizer(directory)
+    apply_chat_template = parameters.flag("apply_chat_template", False)
+    if apply_chat_template and tokenizer.chat_template is None:
+        logger.warning("%s has no chat template: prompts are taken as they are", directory)
+        apply_chat_template = False
+    return Preprocessor(
+        tokenizer,
+        load_vocab_size(directory, tokenizer),
+        add_special_tokens=parameters.flag("add_special_tokens", True),
+        apply_chat_template=apply_chat_template,
+    )
+
+
 class PreprocessingModel:
     """What `preprocessing/1/model.py` exposes as TritonPythonModel."""
 
@@ -128,20 +142,7 @@ class PreprocessingModel:
         configure_logging()
         _, parameters = parse_model_args(args)
         parameters.log_unused(PREPROCESSING_PARAMETERS)
-        directory = parameters.text("tokenizer_dir")
-        if not directory:
-            raise ConfigError("tokenizer_dir is not filled: give the model directory")
-        tokenizer = load_tokenizer(directory)
-        apply_chat_template = parameters.flag("apply_chat_template", False)
-        if apply_chat_template and tokenizer.chat_template is None:
-            logger.warning("%s has no chat template: prompts are taken as they are", directory)
-            apply_chat_template = False
-        self._preprocessor = Preprocessor(
-            tokenizer,
-            load_vocab_size(directory, tokenizer),
-            add_special_tokens=parameters.flag("add_special_tokens", True),
-            apply_chat_template=apply_chat_template,
-        )
+        self._preprocessor = load_preprocessor(parameters)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request, with an error where it has one."""
@@ -149,19 +150,13 @@ class PreprocessingModel:
 
     def _answer(self, request: Any) -> Any:
         pb = backend()
-        wanted = request.requested_output_names()
         try:
             outputs = self._preprocessor.run(read_tensors(request))
         except Exception as error:
-            if not parse_parameters(request.parameters()).get(HANDLE_PARAMETER):
-                return pb.InferenceResponse(error=make_error(error))
-            outputs = {"FAILURE": make_failure(status_name(error), error_message(error))}
-        return pb.InferenceResponse(output_tensors=make_tensors(outputs, wanted))
-
-
-def make_failure(code: str, message: str) -> np.ndarray:
-    """An error as a tensor: a calling model would see its message, but not its code."""
-    return np.array([[code.encode(), message.encode("utf-8")]], np.object_)
+            return pb.InferenceResponse(error=make_error(error))
+        return pb.InferenceResponse(
+            output_tensors=make_tensors(outputs, request.requested_output_names())
+        )
 
 
 def load_vocab_size(directory: str, tokenizer: Tokenizer) -> int:

@@ -88,11 +88,6 @@ def num_text_threads(config: SystemConfig) -> int:
     return min(max(32, config.buckets.max_num_requests + config.max_queue_size + 8), 512)
 
 
-def backend_arguments(config: SystemConfig) -> list[str]:
-    """Server arguments that the rendered models need: threads for their calls, and some to stop."""
-    return [f"--backend-config=python,thread-pool-size={num_text_threads(config) + 8}"]
-
-
 def _values(config: SystemConfig, options: RepositoryOptions) -> dict[str, str]:
     return {
         "triton_max_batch_size": str(config.buckets.max_num_requests),

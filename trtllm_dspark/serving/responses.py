@@ -59,25 +59,6 @@ def make_engine_outputs(response: TokenResponse) -> Outputs:
     }
 
 
-FAILED = "failed:"
-"""Beginning of the finish_reason that carries an error to a calling model; its code follows."""
-
-
-def make_failure_outputs(code: str, message: str) -> Outputs:
-    """An error as outputs, for a calling model."""
-    return {
-        "finish_reason": np.array([[f"{FAILED}{code}".encode()]], np.object_),
-        "output_text": np.array([[message.encode("utf-8")]], np.object_),
-    }
-
-
-def read_failure(finish_reason: str, text: str) -> tuple[str, str] | None:
-    """Code and message of `make_failure_outputs`, None for other responses."""
-    if not finish_reason.startswith(FAILED):
-        return None
-    return finish_reason.removeprefix(FAILED), text
-
-
 def _log_prob_outputs(response: TokenResponse) -> Outputs:
     log_probs = response.log_probs or (0.0,)
     return {

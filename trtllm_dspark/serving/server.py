@@ -20,7 +20,6 @@ from trtllm_dspark.serving.launcher import TritonServer
 from trtllm_dspark.serving.ports import Ports
 from trtllm_dspark.serving.repository import (
     RepositoryOptions,
-    backend_arguments,
     render_repository,
 )
 
@@ -64,7 +63,6 @@ def running_server(
             host=host,
             work_dir=work_dir,
             exit_timeout_s=options.drain_timeout_s,
-            extra_arguments=backend_arguments(config),
         )
         for note in server.port_notes:
             report(note)

@@ -298,7 +298,6 @@ PREPROCESSING_OUTPUTS: tuple[OutputSpec, ...] = (
     OutputSpec("ATTENTION_MASK", "INT64", (-1,), "never sent"),
     OutputSpec("IMAGE_GRID_THW", "INT64", (3,), "never sent"),
     OutputSpec("VISION_INPUT_ID", "INT32", (-1,), "never sent"),
-    OutputSpec("FAILURE", "STRING", (2,), "code and message, for calling models", True),
 )
 
 POSTPROCESSING_INPUTS: tuple[InputSpec, ...] = (

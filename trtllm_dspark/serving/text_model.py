@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models `ensemble` and `tensorrt_llm_bls`: text in, text out, by calling `preprocessing` and
-`tensorrt_llm` through the server. One thread per running request, one that watches for cancelled
-clients. (A server-side ensemble cannot pass a cancellation on to a step that runs; this can.)
+"""The models `ensemble` and `tensorrt_llm_bls`: text in, text out. They tokenise as `preprocessing`
+is configured to and reach the engine by `engine_link`. One thread per running request, one that
+watches for cancelled clients. (A server-side ensemble cannot pass a cancellation on to a step that
+runs; this can.)
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from trtllm_dspark.errors import RequestCancelledError, RequestTimeoutError
+from trtllm_dspark.serving.engine_link import (
+    EngineCall,
+    LinkFailure,
+    LinkRequest,
+    LinkResponse,
+    link_path,
+)
 from trtllm_dspark.serving.inputs import (
-    HANDLE_PARAMETER,
     Tensors,
     read_text,
     read_words,
@@ -29,21 +34,21 @@ from trtllm_dspark.serving.inputs import (
     refuse_unsupported,
 )
 from trtllm_dspark.serving.model_parameters import parse_model_args
-from trtllm_dspark.serving.responses import read_failure
+from trtllm_dspark.serving.preprocessing_model import load_preprocessor
 from trtllm_dspark.serving.tensors import BLS_INPUTS, InputSpec, find_refused
 from trtllm_dspark.serving.triton_io import (
     GuardedSender,
-    backend,
     configure_logging,
+    make_status_error,
+    make_tensors,
     read_tensors,
 )
 
 logger = logging.getLogger(__name__)
 
 TEXT_PARAMETERS = ("tensorrt_llm_model_name", "preprocessing_model_name", "max_threads")
-DEFAULT_MAX_THREADS = 24
-"""Requests in the engine at once. Each holds one of the threads that the Python backend has for
-calls between models (thread-pool-size, 32 unless configured); some must stay free for stops."""
+DEFAULT_MAX_THREADS = 64
+"""Requests in the engine at once."""
 CANCEL_POLL_S = 0.02
 """How often running requests are asked whether their client is gone."""
 
@@ -75,15 +80,13 @@ class TextCall:
     timeout_us: int
     wanted: tuple[str, ...]
     arrival_s: float = field(default_factory=time.monotonic)
-    handle: str = field(default_factory=lambda: uuid.uuid4().hex)
-    is_started: bool = False
-    """A thread serves it; before that it waits for one."""
+    engine: EngineCall | None = None
+    """Its request at the engine, once there is one."""
     is_stopped: bool = False
     """The client was seen to be gone."""
 
     def start(self) -> int:
         """Leave the queue; returns the microseconds left of the time-out (0 = none)."""
-        self.is_started = True
         if self.is_stopped:
             raise RequestCancelledError("the request was cancelled")
         if not self.timeout_us:
@@ -126,8 +129,9 @@ class TextModel:
         configure_logging()
         _, parameters = parse_model_args(args)
         parameters.log_unused(TEXT_PARAMETERS)
-        self._engine = parameters.text("tensorrt_llm_model_name", "tensorrt_llm")
-        self._preprocessing = parameters.text("preprocessing_model_name", "preprocessing")
+        self._engine_path = link_path(parameters.text("tensorrt_llm_model_name", "tensorrt_llm"))
+        name = parameters.text("preprocessing_model_name", "preprocessing")
+        self._preprocessor = load_preprocessor(parameters.sibling(name))
         num_threads = parameters.number("max_threads", DEFAULT_MAX_THREADS)
         self._pool = ThreadPoolExecutor(num_threads, "dspark-text")
         self._calls: set[TextCall] = set()
@@ -166,75 +170,50 @@ class TextModel:
         try:
             timeout_us = call.start()
             self._forward(call, self._preprocess(call), timeout_us)
-        except _ModelError as error:
-            call.sender.fail(error.error)
         except Exception as error:
             call.sender.fail(error)
         finally:
             with self._lock:
                 self._calls.discard(call)
 
-    def _preprocess(self, call: TextCall) -> dict[str, Any]:
-        """Tensors of `preprocessing` under the engine's names."""
-        pb = backend()
-        inputs = [
-            pb.Tensor(name, with_batch(call.tensors[text_name]))
+    def _preprocess(self, call: TextCall) -> dict[str, npt.NDArray]:
+        """Outputs of `preprocessing` under the engine's names."""
+        inputs = {
+            name: with_batch(call.tensors[text_name])
             for text_name, name in _PREPROCESSING_NAMES.items()
             if text_name in call.tensors
-        ]
-        response = pb.InferenceRequest(
-            model_name=self._preprocessing,
-            inputs=inputs,
-            request_id=call.request_id,
-            requested_output_names=[*_FROM_PREPROCESSING, "FAILURE"],
-            parameters={HANDLE_PARAMETER: call.handle},
-        ).exec()
-        if response.has_error():
-            raise _ModelError(response.error())
-        found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-        if "FAILURE" in found:
-            code, message = (bytes(part).decode("utf-8") for part in found["FAILURE"].reshape(-1))
-            raise _ModelError(pb.TritonError(message, getattr(pb.TritonError, code)))
-        return {name: found[key] for key, name in _FROM_PREPROCESSING.items() if key in found}
+        }
+        found = self._preprocessor.run(inputs)
+        return {name: found[key] for key, name in _FROM_PREPROCESSING.items()}
 
     def _forward(self, call: TextCall, prompt: Mapping[str, npt.NDArray], timeout_us: int) -> None:
-        """Call the engine and pass each of its responses on, the last with the final flag."""
-        pb = backend()
+        """Ask the engine and pass each of its responses on, the last with the final flag."""
         tensors = {**engine_inputs(call.tensors), **prompt}
-        request = pb.InferenceRequest(
-            model_name=self._engine,
-            inputs=[pb.Tensor(n, a) for n, a in tensors.items() if a.size],
+        request = LinkRequest(
+            tensors={name: array for name, array in tensors.items() if array.size},
             request_id=call.request_id,
-            requested_output_names=_engine_outputs(call.wanted),
-            parameters={HANDLE_PARAMETER: call.handle},
-            timeout=timeout_us,
+            timeout_us=timeout_us,
+            wanted=_engine_outputs(call.wanted),
         )
-        failure: Exception | None = None
-        for response in request.exec(decoupled=True):
-            # never leave the loop early: the server breaks where responses are left unread
-            if failure is None:
-                try:
-                    self._pass_on(call, response)
-                except Exception as error:
-                    failure = error
-        if failure is not None:
-            raise failure
-        call.sender.end()
+        call.engine = EngineCall(self._engine_path, request)
+        try:
+            if call.is_stopped:
+                call.engine.stop()
+            is_over = False
+            while not is_over:
+                is_over = self._pass_on(call, call.engine.receive())
+        finally:
+            call.engine.close()
 
-    def _pass_on(self, call: TextCall, response: Any) -> None:
-        """Send one response of the engine, the last one with the final flag."""
-        if response.has_error():
-            raise _ModelError(response.error())
-        found = {tensor.name(): tensor for tensor in response.output_tensors()}
-        if not found:
-            return
-        reason = _text_of(found["finish_reason"])
-        failure = read_failure(reason, _text_of(found["output_text"]))
-        if failure is not None:
-            pb = backend()
-            code, message = failure
-            raise _ModelError(pb.TritonError(message, getattr(pb.TritonError, code)))
-        call.sender.send(_text_outputs(found, call.wanted), final=bool(reason))
+    def _pass_on(self, call: TextCall, message: LinkResponse | LinkFailure) -> bool:
+        """Send one response of the engine; whether it was the last."""
+        if isinstance(message, LinkFailure):
+            call.sender.fail(make_status_error(message.code, message.message))
+            return True
+        outputs = dict(message.outputs)
+        outputs["text_output"] = outputs["output_text"].reshape(-1)
+        call.sender.send(make_tensors(outputs, call.wanted), final=message.is_final)
+        return message.is_final
 
     def _watch(self) -> None:
         """Ask all calls in turn, at most a fifth of the time: each question is a round trip."""
@@ -252,48 +231,11 @@ class TextModel:
         try:
             if call.sender.is_cancelled():
                 call.is_stopped = True
-                if call.is_started:
-                    self._stop(call)
+                if call.engine is not None:
+                    call.engine.stop()
         except Exception:
             logger.exception("a cancelled request could not be stopped")
 
-    def _stop(self, call: TextCall) -> None:
-        """Have the engine model end this call's request."""
-        pb = backend()
-        one = np.ones((1, 1), np.int32)
-        request = pb.InferenceRequest(
-            model_name=self._engine,
-            inputs=[
-                pb.Tensor("stop", np.ones((1, 1), np.bool_)),
-                pb.Tensor("input_lengths", one),
-                pb.Tensor("request_output_len", one),
-            ],
-            requested_output_names=["finish_reason"],
-            parameters={HANDLE_PARAMETER: call.handle},
-        )
-        for _ in request.exec(decoupled=True):
-            pass
 
-
-class _ModelError(Exception):
-    """A called model answered with an error."""
-
-    def __init__(self, error: Any) -> None:
-        super().__init__(error.message())
-        self.error = error
-
-
-def _engine_outputs(wanted: tuple[str, ...]) -> list[str]:
-    return sorted({*wanted, "output_text", "finish_reason"} - {"text_output"})
-
-
-def _text_of(tensor: Any) -> str:
-    return bytes(tensor.as_numpy().reshape(-1)[0]).decode("utf-8")
-
-
-def _text_outputs(found: Mapping[str, Any], wanted: tuple[str, ...]) -> list[Any]:
-    pb = backend()
-    tensors = [found[name] for name in wanted if name in found]
-    if "text_output" in wanted:
-        tensors.append(pb.Tensor("text_output", found["output_text"].as_numpy().reshape(-1)))
-    return tensors
+def _engine_outputs(wanted: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*wanted, "output_text", "finish_reason"} - {"text_output"}))

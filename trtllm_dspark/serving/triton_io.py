@@ -26,7 +26,7 @@ from trtllm_dspark.errors import (
     RequestTimeoutError,
     ShuttingDownError,
 )
-from trtllm_dspark.serving.responses import Outputs, TokenResponse, make_failure_outputs
+from trtllm_dspark.serving.responses import Outputs, TokenResponse
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,13 @@ def error_message(error: Exception) -> str:
 
 def make_error(error: Exception) -> Any:
     """The backend's error object for an exception."""
+    return make_status_error(status_name(error), error_message(error))
+
+
+def make_status_error(code: str, message: str) -> Any:
+    """The backend's error object for a status code by name."""
     pb = backend()
-    return pb.TritonError(error_message(error), getattr(pb.TritonError, status_name(error)))
+    return pb.TritonError(message, getattr(pb.TritonError, code))
 
 
 def make_tensors(outputs: Outputs, wanted: Iterable[str]) -> list[Any]:
@@ -102,7 +107,7 @@ class GuardedSender:
         self._send(backend().InferenceResponse(output_tensors=tensors), final)
 
     def fail(self, error: Any) -> None:
-        """End the request with an error: an exception, or the backend's error of a called model."""
+        """End the request with an error: an exception, or the backend's error object."""
         if isinstance(error, Exception):
             error = make_error(error)
         self._send(backend().InferenceResponse(error=error), True)
@@ -157,12 +162,7 @@ class ResponseWriter:
 
 
 class SenderResponder:
-    """A `live_request.Responder` on a response sender; exactly one final flag, errors included.
-
-    `is_for_model`: a calling model does not see an error that comes after other responses, so for
-    it an error is a response like any other (`responses.make_failure_outputs`); and it stops its
-    request itself, so it need not be asked whether it is gone.
-    """
+    """A `live_request.Responder` on a response sender; exactly one final flag, errors included."""
 
     def __init__(
         self,
@@ -173,7 +173,6 @@ class SenderResponder:
     ) -> None:
         self._writer, self._sender = writer, sender
         self._make_outputs, self._wanted = make_outputs, tuple(wanted)
-        self.is_for_model = False
 
     def send(self, response: TokenResponse, *, final: bool) -> None:
         """See `live_request.Responder`."""
@@ -181,7 +180,7 @@ class SenderResponder:
 
     def fail(self, error: Exception) -> None:
         """See `live_request.Responder`."""
-        self._writer.put(lambda: self._fail(error))
+        self._writer.put(lambda: self._sender.fail(error))
 
     def end(self) -> None:
         """End without a response; blocks, for the writer's thread."""
@@ -189,7 +188,7 @@ class SenderResponder:
 
     def is_cancelled(self) -> bool:
         """See `live_request.Responder`."""
-        return not self.is_for_model and self._sender.is_cancelled()
+        return self._sender.is_cancelled()
 
     def _send(self, response: TokenResponse, final: bool) -> None:
         try:
@@ -198,10 +197,3 @@ class SenderResponder:
             self._sender.fail(error)
             raise
         self._sender.send(tensors, final=final)
-
-    def _fail(self, error: Exception) -> None:
-        if not self.is_for_model:
-            self._sender.fail(error)
-            return
-        outputs = make_failure_outputs(status_name(error), error_message(error))
-        self._sender.send(make_tensors(outputs, outputs), final=True)

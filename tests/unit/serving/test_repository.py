@@ -214,3 +214,14 @@ def test_the_support_page_says_of_every_input_what_happens_to_it(model: str) -> 
     inputs, outputs = TABLES[model]
     assert {(spec.name, spec.support.value) for spec in inputs} <= said
     assert {spec.name for spec in outputs} <= {r[0].split("`")[1] for r in rows if len(r) == 4}
+
+
+def test_text_models_read_the_tokenizer_settings_of_preprocessing(tmp_path: Path) -> None:
+    config = SystemConfig(model_dir=str(tmp_path))
+    options = RepositoryOptions(apply_chat_template=True)
+    repository = render_repository(config, tmp_path / "models", options)
+    found = ModelParameters({}, repository / "ensemble").sibling("preprocessing")
+    assert found.text("tokenizer_dir") == str(tmp_path) and found.flag("apply_chat_template", False)
+    assert found.text("multimodal_model_path") == "", "an unfilled key is unset"
+    with pytest.raises(ConfigError, match=r"config\.pbtxt"):
+        ModelParameters({}, repository / "ensemble").sibling("none")

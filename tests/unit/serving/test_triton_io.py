@@ -21,7 +21,7 @@ from trtllm_dspark.errors import (
     ShuttingDownError,
     UnsupportedError,
 )
-from trtllm_dspark.serving.responses import TokenResponse, make_engine_outputs, read_failure
+from trtllm_dspark.serving.responses import TokenResponse, make_engine_outputs
 from trtllm_dspark.serving.triton_io import (
     GuardedSender,
     ResponseWriter,
@@ -75,12 +75,11 @@ def fake_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def respond(*, is_for_model: bool = False) -> tuple[FakeSender, ResponseWriter, SenderResponder]:
+def respond() -> tuple[FakeSender, ResponseWriter, SenderResponder]:
     sender, writer = FakeSender(), ResponseWriter()
     responder = SenderResponder(
         writer, GuardedSender(sender), make_engine_outputs, ("output_ids", "finish_reason")
     )
-    responder.is_for_model = is_for_model
     return sender, writer, responder
 
 
@@ -128,22 +127,6 @@ def test_after_the_final_flag_nothing_is_sent_and_nobody_is_asked() -> None:
     writer.close()
     assert len(sender.sent) == 1 and sender.sent[0][1] == FINAL
     assert not responder.is_cancelled()
-
-
-def test_a_calling_model_gets_errors_as_outputs() -> None:
-    sender, writer, responder = respond(is_for_model=True)
-    responder.send(TokenResponse(token_ids=(5,)), final=False)
-    responder.fail(QueueFullError("full"))
-    writer.close()
-    response, flags = sender.sent[-1]
-    assert flags == FINAL and response is not None and response.error is None
-    reason = bytes(response.tensors["finish_reason"][0, 0]).decode()
-    text = bytes(response.tensors["output_text"][0, 0]).decode()
-    assert read_failure(reason, text) == ("UNAVAILABLE", "full")
-
-
-def test_ordinary_finish_reasons_are_no_failures() -> None:
-    assert read_failure("eos", "text") is None and read_failure("", "") is None
 
 
 def test_asking_and_finishing_never_overlap() -> None:
