@@ -20,8 +20,13 @@ class Variable:
 VARIABLES = {
     "cache_dir": Variable(
         "DSPARK_CACHE_DIR",
-        "where measured latency tables are kept, one file per engine fingerprint",
+        "where latency tables (one file per engine fingerprint) and compiled kernels are kept",
         "~/.cache/trtllm_dspark",
+    ),
+    "native": Variable(
+        "DSPARK_NATIVE",
+        "0: attention on the CPU runs through torch even where a C compiler is at hand",
+        "1",
     ),
 }
 
@@ -30,3 +35,9 @@ def cache_dir() -> Path:
     """Directory for things that can be measured or made again."""
     variable = VARIABLES["cache_dir"]
     return Path(os.environ.get(variable.name) or variable.default).expanduser()
+
+
+def native_kernels_wanted() -> bool:
+    """Whether CPU kernels may be compiled and used."""
+    variable = VARIABLES["native"]
+    return (os.environ.get(variable.name) or variable.default) != "0"

@@ -18,7 +18,7 @@ ALLOWED = {
     "config": {"errors"},
     "types": {"errors"},
     "checkpoints": {"config", "errors"},
-    "ops": {"types", "errors", "plugins"},
+    "ops": {"types", "errors", "plugins", "environment"},
     "models": {"ops", "config", "types", "errors"},
     "scheduling": {"types", "config", "errors"},
     "engines": {"models", "ops", "plugins", "checkpoints", "config", "types", "errors", "_version"},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from trtllm_dspark.ops import native_attention
 from trtllm_dspark.ops.attention import group_requests, plan_attention, ragged_verify_attention
 from trtllm_dspark.ops.ragged import RaggedBatch, flatten_slots
 
@@ -60,6 +61,30 @@ def reference(q, rows_of, query_lens, context_lens, *, is_causal, window, scale)
     return out
 
 
+@pytest.fixture(params=["native", "torch"])
+def backend(request, monkeypatch):
+    """Both ways of attending on a CPU; the native one where a C compiler is at hand."""
+    if request.param == "torch":
+        monkeypatch.setattr(native_attention, "can_run", lambda q, kv_pages: False)
+    elif not native_attention.can_run(torch.zeros(1, 1, 32), torch.zeros(1, 1, 2, 1, 32)):
+        pytest.skip("no C compiler on this machine")
+    return request.param
+
+
+def make_batch(plan, num_rows):
+    """The parts of a batch that attention reads."""
+    return RaggedBatch(
+        positions=torch.zeros(num_rows, dtype=torch.long),
+        slots=torch.zeros(num_rows, dtype=torch.long),
+        cu_query_lens=torch.from_numpy(plan.cu_query_lens),
+        context_lens=torch.from_numpy(plan.context_lens),
+        page_table=torch.from_numpy(plan.page_table),
+        page_size=PAGE,
+        is_causal=plan.is_causal,
+        plan=plan,
+    )
+
+
 RAGGED = [
     ((1,), (0,)),
     ((1,), (7,)),
@@ -76,10 +101,10 @@ RAGGED = [
 @pytest.mark.parametrize("heads,kv_heads", [(2, 2), (6, 2), (4, 1), (8, 1)])
 @pytest.mark.parametrize("is_causal,window", [(True, 0), (False, 0), (True, 3)])
 def test_ragged_rows_equal_one_softmax_per_row(
-    query_lens, context_lens, heads, kv_heads, is_causal, window
+    backend, query_lens, context_lens, heads, kv_heads, is_causal, window
 ):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-        shape = dict(heads=heads, kv_heads=kv_heads, dim=16, dtype=dtype)
+        shape = dict(heads=heads, kv_heads=kv_heads, dim=32, dtype=dtype)
         q, pages, table, rows = make_case(query_lens, context_lens, **shape)
         cu = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
         contexts = np.array(context_lens, np.int32)
@@ -93,23 +118,80 @@ def test_ragged_rows_equal_one_softmax_per_row(
             is_causal=is_causal,
             window=window,
         )
-        padded = torch.cat([q, torch.full((3, heads, 16), 5.0, dtype=dtype)])
-        batch = RaggedBatch(
-            positions=torch.zeros(len(padded), dtype=torch.long),
-            slots=torch.zeros(len(padded), dtype=torch.long),
-            cu_query_lens=torch.from_numpy(cu),
-            context_lens=torch.from_numpy(contexts),
-            page_table=torch.from_numpy(table),
-            page_size=PAGE,
-            is_causal=is_causal,
-            plan=plan,
-        )
+        padded = torch.cat([q, torch.full((3, heads, 32), 5.0, dtype=dtype)])
+        batch = make_batch(plan, len(padded))
         got = ragged_verify_attention(padded, pages, batch, 0.25)
         expected = reference(
             q, rows, query_lens, context_lens, is_causal=is_causal, window=window, scale=0.25
         )
         torch.testing.assert_close(got[: len(q)].double(), expected, atol=tolerance, rtol=tolerance)
         assert not got[len(q) :].any(), "padding rows return zeros"
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_head_size_is_attended_by_the_native_kernel(dim, dtype):
+    lens, contexts = np.array([3, 1], np.int32), np.array([6, 9], np.int32)
+    shape = dict(heads=6, kv_heads=2, dim=dim, dtype=dtype)
+    q, pages, table, rows = make_case(lens, contexts, **shape)
+    if not native_attention.can_run(q, pages):
+        pytest.skip("no C compiler on this machine")
+    cu = np.array([0, 3, 4], np.int32)
+    plan = plan_attention(cu, contexts, table, PAGE, q_per_kv=3, dtype=dtype)
+    got = native_attention.run(q, pages, plan, 0.25)
+    expected = reference(q, rows, lens, contexts, is_causal=True, window=0, scale=0.25)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_natively_attended_row_has_the_same_bits_alone_and_in_any_company(dtype):
+    lens, contexts = [5, 1, 8, 2], [9, 30, 3, 0]
+    q, pages, table, _ = make_case(lens, contexts, heads=6, kv_heads=2, dim=64, dtype=dtype)
+    if not native_attention.can_run(q, pages):
+        pytest.skip("no C compiler on this machine")
+    cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+    options = dict(q_per_kv=3, dtype=dtype)
+    whole_plan = plan_attention(cu, np.array(contexts, np.int32), table, PAGE, **options)
+    whole = native_attention.run(q, pages, whole_plan, 0.125)
+    for request, (count, context) in enumerate(zip(lens, contexts, strict=True)):
+        for i in range(count):
+            row = int(cu[request]) + i
+            alone = plan_attention(
+                np.array([0, 1], np.int32),
+                np.array([context + i], np.int32),
+                table[request : request + 1],
+                PAGE,
+                **options,
+            )
+            got = native_attention.run(q[row : row + 1], pages, alone, 0.125)
+            assert torch.equal(got[0], whole[row]), (request, i)
+
+
+def test_numbers_that_are_none_are_not_hidden_by_the_native_kernel():
+    q, pages, table, _ = make_case([1], [5], heads=2, kv_heads=2, dim=32, dtype=torch.float32)
+    if not native_attention.can_run(q, pages):
+        pytest.skip("no C compiler on this machine")
+    pages[table[0, 0], 2, 0] = float("nan")
+    plan = plan_attention(
+        np.array([0, 1], np.int32), np.array([5], np.int32), table, PAGE, q_per_kv=1, dtype=q.dtype
+    )
+    assert native_attention.run(q, pages, plan, 0.125).isnan().all()
+
+
+def test_a_kernel_that_does_not_compile_leaves_torch_to_attend_and_says_why(
+    monkeypatch, tmp_path, caplog
+):
+    broken = tmp_path / "broken.c"
+    broken.write_text("int ragged_attention(void) { return 0 }")
+    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(native_attention, "SOURCE", broken)
+    assert native_attention._library.__wrapped__() is None
+    assert "did not compile" in caplog.text or "no C compiler" in caplog.text
+    monkeypatch.setenv("DSPARK_NATIVE", "0")
+    caplog.clear()
+    assert native_attention._library.__wrapped__() is None
+    assert not caplog.text
 
 
 def test_every_request_with_rows_is_in_exactly_one_group():
