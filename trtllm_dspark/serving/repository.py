@@ -53,8 +53,7 @@ def template_dir() -> Path:
         if (candidate / "tensorrt_llm" / "config.pbtxt").is_file():
             return candidate
     raise ConfigError(
-        f"triton_repo is neither in {package.parent} nor in {package}: install from a checkout "
-        "(pip install -e .)"
+        f"triton_repo is neither in {package.parent} nor in {package}: install the package again"
     )
 
 
