@@ -314,4 +314,7 @@ class DecodingLoop:
             num_pages=self.pool.num_pages - 1,
             num_free_pages=self.pool.num_free,
             num_preemptions=self.batcher.num_preemptions,
+            calibration_gaps={
+                mode: report["gap"] for mode, report in self.estimator.drift_report().items()
+            },
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from trtllm_dspark.types import FinishReason, StepOutcome
 
@@ -37,6 +38,7 @@ class LoopStats:
     plan_ms_total: float = 0.0
     verify_ms_total: float = 0.0
     expected_tokens_total: float = 0.0
+    """Tokens that the survivals in use promised; beside `num_committed_tokens`."""
     num_greedily_drafted_requests: int = 0
     """Sampling requests drafted greedily because the policy does not cover sampled drafts."""
     fallback_reason: str = ""
@@ -46,6 +48,8 @@ class LoopStats:
     num_pages: int = 0
     num_free_pages: int = 0
     num_preemptions: int = 0
+    calibration_gaps: dict[str, list[float]] = field(default_factory=dict)
+    """By draft mode and position: observed − predicted acceptance of late; NaN without evidence."""
 
     def record(self, outcome: StepOutcome) -> None:
         """Add one step."""
@@ -84,7 +88,7 @@ class LoopStats:
         """Verified rows / (R·D), over all steps."""
         return self.num_decode_rows / self.num_block_rows if self.num_block_rows else 0.0
 
-    def snapshot(self, **state: int) -> LoopStats:
+    def snapshot(self, **state: Any) -> LoopStats:
         """A copy with the present state filled in."""
         fresh = copy.deepcopy(self)
         for name, value in state.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,8 @@ class DemoSummary:
     """Mean committed tokens per decode step and request, recovered/bonus token included."""
     keep_ratio: float
     """Verified rows / rows of full verification; 1 where nothing was drafted."""
+    steps_per_bucket: Mapping[int, int]
+    """Steps by the token total they were padded up to."""
     first_token_ms: float
     """Median over the requests, as the client sees it."""
 
@@ -139,8 +141,19 @@ def summarise(
         wall_s=wall_s,
         acceptance_length=grown("dspark_committed_tokens_total") / steps if steps else 0.0,
         keep_ratio=grown("dspark_decode_rows_total") / blocks if blocks else 1.0,
+        steps_per_bucket=bucket_steps(before, after),
         first_token_ms=statistics.median(first) if first else float("nan"),
     )
+
+
+def bucket_steps(before: Metrics, after: Metrics) -> dict[int, int]:
+    """Steps of the run by bucket, smallest bucket first; buckets that did not run are left out."""
+    name = "dspark_bucket_steps_total"
+    steps = {
+        int(rung): round(after.total(name, rung=rung) - before.total(name, rung=rung))
+        for rung in after.label_values(name, "rung")
+    }
+    return {rung: count for rung, count in sorted(steps.items()) if count}
 
 
 def summary_table(summary: DemoSummary) -> Table:
@@ -153,10 +166,16 @@ def summary_table(summary: DemoSummary) -> Table:
         ("throughput", f"{summary.tokens_per_s:.1f} tokens/s"),
         ("mean acceptance length", f"{summary.acceptance_length:.2f} tokens per step"),
         ("keep ratio", f"{summary.keep_ratio:.2f}"),
+        ("steps per token bucket", describe_buckets(summary.steps_per_bucket)),
         ("time to first token (median)", f"{summary.first_token_ms:.0f} ms"),
     ):
         table.add_row(name, value)
     return table
+
+
+def describe_buckets(steps: Mapping[int, int]) -> str:
+    """`16: 40, 32: 3`."""
+    return ", ".join(f"{rung}: {count}" for rung, count in steps.items()) or "none"
 
 
 class AnswerBoard:

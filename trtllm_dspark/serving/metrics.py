@@ -8,6 +8,7 @@ each update is a round trip to the server process. Knows the metric API only by 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -33,6 +34,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("dspark_block_rows_total", "num_block_rows", "Rows that full verification would have run"),
     ("dspark_prefill_tokens_total", "num_prefill_tokens", "Prompt tokens computed"),
     ("dspark_preemptions_total", "num_preemptions", "Requests pre-empted and recomputed"),
+    (
+        "dspark_expected_tokens_total",
+        "expected_tokens_total",
+        "Tokens that the survivals in use promised; compare dspark_committed_tokens_total",
+    ),
     (
         "dspark_greedily_drafted_requests_total",
         "num_greedily_drafted_requests",
@@ -108,6 +114,8 @@ class ServerMetrics:
             text = "Seconds spent in steps; the count is dspark_steps_total"
             self._add("dspark_step_seconds_sum", text, seconds, {"part": part})
         self._publish_accepted(old, stats)
+        self._publish_round(old, stats)
+        self._publish_calibration(stats)
         self._publish_state(old, stats)
 
     def _publish_accepted(self, old: LoopStats, new: LoopStats) -> None:
@@ -122,6 +130,44 @@ class ServerMetrics:
         self._add(f"{name}_bucket", text, total, {"le": "+Inf"})
         self._add(f"{name}_count", text, total)
         self._add(f"{name}_sum", text, sum(t * count for t, count in counts.items()))
+
+    def _publish_round(self, old: LoopStats, new: LoopStats) -> None:
+        """Equation 1 of the DSpark paper over the last interval: (T_draft + T_verify) / τ."""
+        num_steps = new.num_steps - old.num_steps
+        counts = new.tokens_per_step - old.tokens_per_step
+        if not num_steps or not counts:
+            return
+        per_step = {
+            kind: (getattr(new, f"{kind}_ms_total") - getattr(old, f"{kind}_ms_total")) / num_steps
+            for kind in ("draft", "plan", "verify")
+        }
+        tau = sum(tokens * count for tokens, count in counts.items()) / sum(counts.values())
+        rows = new.num_block_rows - old.num_block_rows
+        kept = (new.num_decode_rows - old.num_decode_rows) / rows if rows else 1.0
+        self._set_group(
+            "dspark_round_metrics",
+            "Means of the last interval, milliseconds per step and tokens per request and step",
+            "round_type",
+            {
+                "t_draft_ms": per_step["draft"],
+                "t_plan_ms": per_step["plan"],
+                "t_verify_ms": per_step["verify"],
+                "tau": tau,
+                "token_ms": sum(per_step.values()) / tau,
+                "keep_ratio": kept,
+            },
+        )
+
+    def _publish_calibration(self, stats: LoopStats) -> None:
+        for mode, gaps in stats.calibration_gaps.items():
+            for position, gap in enumerate(gaps, start=1):
+                if not math.isnan(gap):
+                    text = "Observed minus predicted acceptance of late, given the drafts before"
+                    labels = {"mode": mode, "position": str(position)}
+                    self._set("dspark_calibration_gap", text, gap, labels)
+        if stats.fallback_reason:
+            text = "1 where the policy cannot trim, with the reason"
+            self._set("dspark_policy_fallback", text, 1, {"reason": stats.fallback_reason})
 
     def _publish_state(self, old: LoopStats, new: LoopStats) -> None:
         num_used = new.num_pages - new.num_free_pages

@@ -34,6 +34,12 @@ class Metrics:
         """Sum of the series with this name and these labels; 0 without one."""
         return sum(v for n, found, v in self._values if n == name and _matches(found, labels))
 
+    def label_values(self, name: str, label: str) -> frozenset[str]:
+        """Values of one label over the series with this name."""
+        return frozenset(
+            found[label] for n, found, _ in self._values if n == name and label in found
+        )
+
 
 def read_metrics(url: str) -> Metrics:
     """Scrape `url`; ServerError when the server does not answer."""

@@ -32,6 +32,8 @@ def metrics(committed: int, steps: int, decode: int, block: int) -> Metrics:
         f'# TYPE x counter\ndspark_committed_tokens_total{{model="m"}} {committed}\n'
         f"dspark_accepted_tokens_per_step_count {steps}\n"
         f"dspark_decode_rows_total {decode}\ndspark_block_rows_total {block}\n"
+        f'dspark_bucket_steps_total{{rung="8"}} {steps}\n'
+        f'dspark_bucket_steps_total{{rung="64"}} 2\n'
     )
 
 
@@ -46,6 +48,7 @@ def test_the_summary_is_made_of_answers_and_metric_differences() -> None:
     assert summary.tokens_per_s == 15.0
     assert summary.acceptance_length == 2.5
     assert summary.keep_ratio == 0.5
+    assert summary.steps_per_bucket == {8: 12}
     assert summary.first_token_ms == pytest.approx(200.0)
 
 
@@ -70,7 +73,7 @@ def test_the_table_has_every_number() -> None:
     output = io.StringIO()
     zero = metrics(0, 0, 0, 0)
     Console(file=output, width=80).print(summary_table(summarise([], 1.0, zero, zero)))
-    for word in ("tokens/s", "acceptance length", "keep ratio", "first token"):
+    for word in ("tokens/s", "acceptance length", "keep ratio", "bucket", "first token"):
         assert word in output.getvalue()
 
 

@@ -116,3 +116,48 @@ def test_lengths_of_finished_requests_are_observed_before_closing() -> None:
     found = read()
     assert found.total("nv_llm_input_token_len") == 12
     assert found.total("nv_llm_output_token_len") == 34
+
+
+def test_a_round_is_the_papers_equation_over_the_last_interval() -> None:
+    Family.values = {}
+    metrics = ServerMetrics(Family, INFO, "tensorrt_llm", "1")
+    first = LoopStats(num_steps=10, draft_ms_total=100.0, verify_ms_total=1000.0)
+    metrics.publish(first)
+    assert not any("round" in name for name, _ in Family.values), "no decoding request, no tau"
+    second = LoopStats(
+        num_steps=20,
+        draft_ms_total=140.0,
+        plan_ms_total=5.0,
+        verify_ms_total=1160.0,
+        num_committed_tokens=60,
+        tokens_per_step=Counter({3: 20}),
+        num_decode_rows=40,
+        num_block_rows=160,
+        expected_tokens_total=58.0,
+    )
+    metrics.publish(second)
+    metrics.publish(second)
+    found, name = read(), "dspark_round_metrics"
+    values = {k: found.total(name, round_type=k) for k in found.label_values(name, "round_type")}
+    assert values == {
+        "t_draft_ms": 4.0,
+        "t_plan_ms": 0.5,
+        "t_verify_ms": 16.0,
+        "tau": 3.0,
+        "token_ms": 20.5 / 3.0,
+        "keep_ratio": 0.25,
+    }
+    assert found.total("dspark_expected_tokens_total") == 58.0
+
+
+def test_live_calibration_gaps_and_the_fallback_reason_are_published() -> None:
+    Family.values = {}
+    metrics = ServerMetrics(Family, INFO, "tensorrt_llm", "1")
+    metrics.publish(LoopStats())
+    assert not read().names & {"dspark_calibration_gap", "dspark_policy_fallback"}
+    gaps = {"greedy": [0.25, float("nan")]}
+    metrics.publish(LoopStats(calibration_gaps=gaps, fallback_reason="no_table"))
+    found = read()
+    assert found.total("dspark_calibration_gap", mode="greedy", position="1") == 0.25
+    assert found.label_values("dspark_calibration_gap", "position") == {"1"}
+    assert found.total("dspark_policy_fallback", reason="no_table") == 1
