@@ -12,7 +12,7 @@ from dspark_plugins.launch import require_tensor
 ONE_HOT, AS_PROBS, AS_LOGITS = 0, 1, 2
 """How q is given: not at all, as probabilities, or as logits with their (max, mass)."""
 
-BLOCK_TOKENS = 2048
+BLOCK_TOKENS = 1024
 NUM_WARPS = 8
 
 
@@ -39,7 +39,8 @@ class DraftDistributions:
     """q of the drafts that were sampled, in one of two forms."""
 
     values: torch.Tensor
-    """[R, γ, V] probabilities (float32), or logits when `stats` is given."""
+    """[≤ R, γ, V] probabilities (float32), or logits when `stats` is given; a row must exist where
+    `sampled` is set, the others are not read."""
     stats: torch.Tensor | None = None
     """[R, γ, 2] float32: q_v = exp((logit_v − max) · scale) / mass, as `markov_select` writes."""
     thresholds: torch.Tensor | None = None
@@ -151,7 +152,8 @@ def run_accept_drafts(
 def _draft_form(plan: AcceptPlan, drafts: DraftDistributions | None) -> int:
     if drafts is None:
         return ONE_HOT
-    block = (plan.num_requests, plan.num_drafts, plan.vocab_size)
+    num_rows = min(drafts.values.shape[0], plan.num_requests)
+    block = (num_rows, plan.num_drafts, plan.vocab_size)
     require_tensor("drafts.values", drafts.values, block, drafts.values.dtype)
     if drafts.stats is None:
         return AS_PROBS

@@ -8,7 +8,7 @@ from dspark_plugins.kernels.filter_thresholds import filter_thresholds_kernel
 from dspark_plugins.launch import require_tensor
 
 BLOCK_TOKENS = 512
-BLOCK_MASS_TOKENS = 2048
+BLOCK_MASS_TOKENS = 1024
 NUM_PIVOTS = 16
 NUM_WARPS = 8
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch reference of the op `accept_drafts`: exact acceptance of verified drafts.
+"""The op `accept_drafts`: exact acceptance of verified drafts. Its torch reference, and the kernel
+where kernels run.
 
 The rule, for one request with verified drafts x_1..x_ℓ and target rows 0..ℓ (row j predicts the
 token after x_0..x_j; p = the row's distribution, q = the draft distribution of the slot):
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from trtllm_dspark.ops.filter_probs import argmax_lowest, filtered_weights
+from trtllm_dspark.ops.kernels import accept_by_kernel, runs_kernels
 from trtllm_dspark.ops.sample_tokens import sample_gumbel, sample_inverse_cdf
 
 
@@ -67,6 +69,22 @@ def accept_drafts(
 
     Example, R=3, γ=2: cu_rows [0, 3, 4, 6] verifies 2, 0 and 1 drafts.
     """
+    if runs_kernels(logits):
+        return accept_by_kernel(
+            logits=logits,
+            scale=scale,
+            thresholds=thresholds,
+            cu_rows=cu_rows,
+            draft_token_ids=draft_token_ids,
+            draft_lens=draft_lens,
+            draft_probs=draft_probs,
+            sampled=sampled,
+            rules=rules,
+            accept_uniforms=accept_uniforms,
+            final_uniforms=final_uniforms,
+            seeds=seeds,
+            anchor_positions=anchor_positions,
+        )
     block = _Block(
         logits=logits,
         best_ids=argmax_lowest(logits) if best_ids is None else best_ids,

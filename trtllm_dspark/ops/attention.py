@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from trtllm_dspark.ops import native_attention
+from trtllm_dspark.ops.kernels import attend_by_kernel
 from trtllm_dspark.ops.ragged import RaggedBatch
 from trtllm_dspark.types import IntArray
 
@@ -150,6 +151,8 @@ def ragged_verify_attention(
     kv_pages [num_pages, page_size, 2, num_kv_heads, d] already holds the new rows (`kv_append_` ran
     before). Returns [N, num_heads, d] in q's dtype.
     """
+    if batch.kernel_plan is not None:
+        return attend_by_kernel(q, kv_pages, batch, scale)
     if batch.plan is None:
         raise ValueError("batch.plan is None: call plan_attention before running on the CPU")
     if native_attention.can_run(q, kv_pages):

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trtllm_dspark.ops.kernels import runs_kernels, thresholds_by_kernel
+
 _PRUNING_WIDTHS = (6.0, 12.0, 24.0, math.inf)
 """Nats below the maximum within which kept tokens are looked for, one after the other."""
 
@@ -43,21 +45,20 @@ def filter_thresholds(
     """
     rows = _row_parameters(logits, temperature, top_k, top_p, min_p)
     is_filtered = (rows[1] > 0) | (rows[2] < 1.0) | (rows[3] > 0.0)
-    thresholds = torch.full((logits.shape[0],), -math.inf, dtype=logits.dtype, device=logits.device)
+    if runs_kernels(logits):
+        found = thresholds_by_kernel(logits, *(torch.from_numpy(c.copy()) for c in rows))
+        return found.to(logits.dtype)
+    thresholds = torch.full((logits.shape[0],), -math.inf, dtype=logits.dtype)
     chosen = np.nonzero(is_filtered)[0]
     if chosen.size == 0:
         return thresholds
     inverse, k, p, m = (column[chosen] for column in rows)
-    if logits.device.type == "cpu":
-        table = logits.detach().numpy()
-        found = [
-            _row_threshold(table[row], inverse[i], int(k[i]), float(p[i]), float(m[i]))
-            for i, row in enumerate(chosen)
-        ]
-        thresholds[torch.from_numpy(chosen)] = torch.tensor(found, dtype=logits.dtype)
-    else:
-        index = torch.from_numpy(chosen).to(logits.device)
-        thresholds[index] = _sorted_thresholds(logits[index], inverse, k, p, m)
+    table = logits.detach().numpy()
+    edges = [
+        _row_threshold(table[row], inverse[i], int(k[i]), float(p[i]), float(m[i]))
+        for i, row in enumerate(chosen)
+    ]
+    thresholds[torch.from_numpy(chosen)] = torch.tensor(edges, dtype=logits.dtype)
     return thresholds
 
 
@@ -157,33 +158,6 @@ def _row_threshold(
             threshold = max(threshold, float(edge))
             break
     return threshold
-
-
-def _sorted_thresholds(
-    logits: torch.Tensor,
-    scale: npt.NDArray[np.float64],
-    top_k: npt.NDArray[np.float64],
-    top_p: npt.NDArray[np.float64],
-    min_p: npt.NDArray[np.float64],
-) -> torch.Tensor:
-    """All rows at once by one full sort: any device, no host synchronisation."""
-
-    def column(values: npt.NDArray[np.float64]) -> torch.Tensor:
-        return torch.tensor(values, device=logits.device)[:, None]
-
-    ordered = logits.sort(dim=-1, descending=True).values
-    k = column(np.where(top_k == 0, logits.shape[1], top_k)).long()
-    edge_k = ordered.gather(1, k - 1)
-    mass = ((ordered.double() - ordered[:, :1]) * column(scale)).exp()
-    mass.masked_fill_(ordered < edge_k, 0.0)
-    mass = mass.cumsum(dim=-1)
-    num_before = (mass < column(top_p) * mass[:, -1:]).sum(dim=-1, keepdim=True)
-    edge_p = ordered.gather(1, num_before.clamp_(max=logits.shape[1] - 1))
-    edge_p = torch.where(column(top_p) < 1.0, edge_p, -math.inf)
-    edge_m = ordered[:, :1] + column(min_p).log() / column(scale)
-    return torch.maximum(torch.maximum(edge_k, edge_p.to(edge_k.dtype)), edge_m.to(edge_k.dtype))[
-        :, 0
-    ]
 
 
 def _one_hot(logits: torch.Tensor) -> torch.Tensor:

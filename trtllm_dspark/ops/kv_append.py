@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trtllm_dspark.ops.kernels import append_by_kernel, runs_kernels
 from trtllm_dspark.ops.norm import rms_norm
 
 
@@ -47,6 +48,8 @@ def kv_append_(
     table at the rows' positions; slots [N] int64. kv_pages is changed in place. Equal slots
     may only occur on padding rows (any of them wins).
     """
+    if runs_kernels(qkv):
+        return append_by_kernel(kv_pages, qkv, shape, rope, slots, q_norm, k_norm, eps)
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     rows = qkv.view(qkv.shape[0], heads + 2 * kv_heads, shape.head_dim)
     if q_norm is None or k_norm is None:

@@ -9,7 +9,7 @@ lengths 10, 7, 0 give cu_query_lens [0, 3, 4, 8] and slots page_table[r][pos // 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class RaggedBatch:
     is_causal: bool = True
     plan: AttentionPlan | None = None
     """CPU only: host-side grouping, made once per call and shared by all layers."""
+    kernel_plan: Any = None
+    """`dspark_plugins` launch shape and buffers of the attention kernels; where it is set they run.
+    """
 
     @property
     def num_rows(self) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`select_drafts`: the drafts worth verifying, packed into the rows that the target will run.
 
-The torch reference of the op, on CPU tensors; CUDA tensors go to the kernel. Equal to the numpy
+The torch reference of the op, and the kernel where kernels run. Equal to the numpy
 policy (`scheduling.selection.select_drafts`) on verify_lens. It knows survivals, caps and a
 capacity, not where they came from; nothing in it needs the host, so that drafting and verifying can
 follow each other on a device without waiting.
@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from trtllm_dspark.ops.kernels import runs_kernels
 
 PADDING_REQUEST = -1
 """row_requests of a padding row."""
@@ -53,7 +55,7 @@ def select_drafts(
     anchor_ids, anchor_positions [R] int32; draft_ids [R, γ] int32. The rung must hold all present
     anchors and `capacity` drafts. Values are trusted: they are checked where survivals are made.
     """
-    if survivals.device.type == "cuda":
+    if runs_kernels(survivals):
         return _select_on_device(
             survivals, capacity, caps, anchor_ids, anchor_positions, draft_ids, rung
         )

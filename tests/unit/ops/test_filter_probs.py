@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtllm_dspark.ops import filter_probs as module
 from trtllm_dspark.ops.filter_probs import argmax_lowest, filter_probs, filter_thresholds
 
 
@@ -57,27 +56,6 @@ def test_filters_equal_the_scalar_reference(logits, filters):
     row = torch.tensor([logits], dtype=torch.float64)
     expected = reference_probs(row[0].tolist(), *filters)
     np.testing.assert_allclose(filter_probs(row, *filters)[0].numpy(), expected, atol=1e-12)
-
-
-@settings(deadline=None)
-@given(
-    rows=st.lists(st.tuples(LOGITS, FILTERS), min_size=1, max_size=4),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
-def test_one_sort_over_all_rows_finds_the_same_thresholds_as_the_pruned_search(rows, dtype):
-    size = max(len(logits) for logits, _ in rows)
-    table = torch.full((len(rows), size), -40.0, dtype=dtype)
-    for i, (logits, _) in enumerate(rows):
-        table[i, : len(logits)] = torch.tensor(logits, dtype=dtype)
-    columns = [np.array(c, dtype=np.float64) for c in zip(*(f for _, f in rows), strict=True)]
-    names = ("temperature", "top_k", "top_p", "min_p")
-    pruned = filter_thresholds(table, **dict(zip(names, columns, strict=True)))
-    scale, top_k, top_p, min_p = module._row_parameters(table, *columns)
-    is_filtered = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
-    found = module._sorted_thresholds(table, scale, top_k, top_p, min_p)
-    kept_by_pruning = table >= pruned[:, None]
-    kept_by_sorting = table >= found[:, None]
-    assert torch.equal(kept_by_pruning[is_filtered], kept_by_sorting[is_filtered])
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0, 40.0])
