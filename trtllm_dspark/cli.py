@@ -44,6 +44,9 @@ COMMANDS = {
     "calibrate": Command(
         "trtllm_dspark.evaluation.calibrate_command", "fit calibration.json on held-out prompts"
     ),
+    "evaluate": Command(
+        "trtllm_dspark.evaluation.evaluate_command", "acceptance and confidences on prompts"
+    ),
     "simulate": Command(
         "trtllm_dspark.evaluation.simulate_command", "policies on a latency table, without a model"
     ),

@@ -10,19 +10,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from trtllm_dspark._version import __version__
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.block_collection import collect_blocks, mode_params
+from trtllm_dspark.evaluation.progress import ProgressReport
+from trtllm_dspark.evaluation.prompts import add_prompt_options, load_prompts
 from trtllm_dspark.options import add_system_options, configure_logging, system_config
 from trtllm_dspark.runtime import System, build_system, drafter_dir
 from trtllm_dspark.scheduling.calibration import Calibration, ModeCalibration, fit_temperatures
 from trtllm_dspark.scheduling.interchange import temperatures_to_sglang
-from trtllm_dspark.training.prompt_sources import read_prompts
 from trtllm_dspark.types import DraftMode, IntArray
 
 
@@ -33,10 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Fit confidence temperatures per position and mode from full verification.",
         epilog="example: dspark calibrate --model-dir models/smollm2 --prompts prompts/*.jsonl",
     )
-    parser.add_argument("--prompts", nargs="+", required=True, help="JSONL: id, domain, prompt")
-    parser.add_argument(
-        "--slice", default="0.7:0.8", help="FIRST:LAST part of each file (default: 0.7:0.8)"
-    )
+    add_prompt_options(parser, "0.7:0.8")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument(
         "--modes", nargs="+", choices=[m.value for m in DraftMode], default=None, help="all"
@@ -60,14 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{config.model_dir} has no DSpark drafter to calibrate: name one with --drafter"
         )
     system = build_system(config)
-    first, last = (float(part) for part in arguments.slice.split(":"))
-    texts = [prompt.text for prompt in read_prompts(arguments.prompts, first, last)]
-    dataset = f"{', '.join(Path(p).stem for p in arguments.prompts)} [{arguments.slice}]"
+    prompts = load_prompts(arguments.prompts, arguments.slice, system.tokenizer)
+    tokens = [prompt.token_ids for prompt in prompts]
+    part = ":".join(f"{bound:g}" for bound in arguments.slice)
+    dataset = f"{', '.join(Path(p).stem for p in arguments.prompts)} [{part}]"
     modes = [DraftMode(name) for name in arguments.modes] if arguments.modes else list(DraftMode)
-    fitted = {
-        mode: calibrate_mode(system, encode_prompts(system, texts), mode, arguments, dataset)
-        for mode in modes
-    }
+    fitted = {mode: calibrate_mode(system, tokens, mode, arguments, dataset) for mode in modes}
     provenance = {"version": __version__, "fingerprint": system.info.fingerprint}
     calibration = Calibration(system.info.num_drafts, fitted, provenance)
     path = Path(arguments.output) if arguments.output else directory / "calibration.json"
@@ -80,21 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def encode_prompts(system: System, texts: Sequence[str]) -> list[IntArray]:
-    """User turns in the model's chat template."""
-    tokenizer = system.tokenizer
-    return [
-        np.asarray(
-            tokenizer.encode(
-                tokenizer.apply_chat_template([{"role": "user", "content": text}]),
-                add_special=False,
-            ),
-            np.int32,
-        )
-        for text in texts
-    ]
-
-
 def calibrate_mode(
     system: System,
     prompts: Sequence[IntArray],
@@ -104,14 +83,9 @@ def calibrate_mode(
 ) -> ModeCalibration:
     """Collect and fit one mode, with a progress bar."""
     params = mode_params(mode, arguments.max_new_tokens, tuple(system.tokenizer.eos_ids))
-    with Progress() as progress:
-        task = progress.add_task(mode.value, total=len(prompts))
+    with ProgressReport(mode.value, len(prompts)) as progress:
         blocks = collect_blocks(
-            system.engine,
-            prompts,
-            mode,
-            params,
-            on_finish=lambda done: progress.update(task, completed=done),
+            system.engine, prompts, mode, params, on_finish=lambda _: progress.advance()
         )
     return fit_temperatures(blocks.samples, dataset=dataset)
 

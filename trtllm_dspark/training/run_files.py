@@ -36,7 +36,7 @@ class RunFiles:
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one JSON line (NaN becomes null)."""
         with self.log_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(record), ensure_ascii=False) + "\n")
+            file.write(json.dumps(finite_json(record), ensure_ascii=False) + "\n")
 
     def trim_log(self, last_step: int) -> None:
         """Drop lines of steps that a resumed run will do again."""
@@ -102,11 +102,12 @@ def _git_revision() -> str | None:
     return done.stdout.strip()
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
+    """The same JSON data with NaN as null."""
     if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: finite_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite_json(v) for v in value]
     if isinstance(value, float) and value != value:
         return None
     return value

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of an evaluation for the terminal, and the rows of a comparison of drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def render_evaluation(report: dict[str, Any]) -> list[Table]:
+    """Acceptance per domain and set, then reliability per position."""
+    return [render_acceptance(report), *render_reliability(report)]
+
+
+def render_acceptance(report: dict[str, Any]) -> Table:
+    """Acceptance length with its interval, survival@k; domains, their average, then sets."""
+    drafter = report["drafter"]
+    view = Table(title=f"{drafter['name']} ({drafter['head']}), {report['mode']}")
+    view.add_column("prompts of")
+    for name in ("number", "length", "95 %", "tok/step"):
+        view.add_column(name, justify="right")
+    for k in range(1, drafter["num_drafts"] + 1):
+        view.add_column(f"s@{k}", justify="right")
+    for name, row in report["domains"].items():
+        view.add_row(name, str(row["num_prompts"]), *_cells(row))
+    view.add_row("macro average", "", *_cells(report), end_section=True)
+    for name, row in report["sets"].items():
+        view.add_row(name, str(row["num_prompts"]), *_cells(row))
+    return view
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    low, high = row["acceptance_length_ci95"]
+    steps = row.get("tokens_per_step")
+    return [
+        f"{row['acceptance_length']:.3f}",
+        f"{low:.2f}–{high:.2f}",
+        "" if steps is None else f"{steps:.3f}",
+        *(f"{value:.3f}" for value in row["survival"]),
+    ]
+
+
+def render_reliability(report: dict[str, Any]) -> list[Table]:
+    """ECE, Brier score against the base rate, ROC-AUC of the joint events."""
+    tables = []
+    for name, positions in report["reliability"].items():
+        view = Table(title=f"drafts 1..k all accepted, confidences {name} calibration")
+        for column in ("k", "blocks", "rate", "ECE", "95 %", "Brier", "base rate's", "ROC-AUC"):
+            view.add_column(column, justify="right")
+        for row in positions["joint"]:
+            low, high = row["ece_ci95"]
+            view.add_row(
+                str(row["position"]),
+                str(row["num_samples"]),
+                f"{row['rate']:.3f}",
+                f"{row['ece']:.3f}",
+                f"{low:.3f}–{high:.3f}",
+                f"{row['brier']:.4f}",
+                f"{row['base_brier']:.4f}",
+                f"{row['roc_auc']:.3f}",
+            )
+        tables.append(view)
+    return tables
+
+
+def sweep_rows(reports: Sequence[dict[str, Any]], sweep: str | None) -> list[dict[str, Any]]:
+    """One row per drafter: what it is, how it does, and its place in the sweep."""
+    field = {"depth": "num_layers", "gamma": "num_drafts", None: None}[sweep]
+    rows = [
+        {
+            "drafter": report["drafter"],
+            "mode": report["mode"],
+            "acceptance_length": report["acceptance_length"],
+            "acceptance_length_ci95": report["acceptance_length_ci95"],
+            "survival": report["survival"],
+            "conditional": report["conditional"],
+            "domains": {
+                name: {key: row[key] for key in ("acceptance_length", "acceptance_length_ci95")}
+                for name, row in report["domains"].items()
+            },
+            "sweep_value": None if field is None else report["drafter"][field],
+        }
+        for report in reports
+    ]
+    return sorted(rows, key=lambda row: row["sweep_value"] or 0)
+
+
+def render_sweep(rows: Sequence[dict[str, Any]]) -> Table:
+    """Drafters against one another on the same prompts."""
+    view = Table(title="drafters on the same prompts")
+    for name in ("drafter", "head"):
+        view.add_column(name)
+    domains = list(rows[0]["domains"])
+    for name in ("layers", "γ", "macro", "95 %", *domains):
+        view.add_column(name, justify="right")
+    for row in rows:
+        shape, (low, high) = row["drafter"], row["acceptance_length_ci95"]
+        view.add_row(
+            shape["name"],
+            shape["head"],
+            str(shape["num_layers"]),
+            str(shape["num_drafts"]),
+            f"{row['acceptance_length']:.3f}",
+            f"{low:.2f}–{high:.2f}",
+            *(f"{row['domains'][name]['acceptance_length']:.3f}" for name in domains),
+        )
+    return view
