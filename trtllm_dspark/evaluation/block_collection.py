@@ -69,8 +69,9 @@ class CollectedBlocks:
 class _Answer:
     """One request on its way."""
 
-    def __init__(self, prompt_id: str) -> None:
+    def __init__(self, prompt_id: str, num_drafts: int) -> None:
         self.prompt_id = prompt_id
+        self.nothing_proposed = np.full(num_drafts, -np.inf, np.float32)
         self.num_tokens = self.num_steps = 0
         self.logits: list[FloatArray] = []
         self.committed: list[int] = []
@@ -79,11 +80,13 @@ class _Answer:
         self.accepted: list[int] = []
 
     def add_step(self, outcome: StepOutcome, row: int) -> None:
-        """Note what was drafted before this step's tokens were committed."""
+        """Note what was drafted before this step's tokens were committed.
+
+        A step in which the drafter had nothing to propose is a block that accepts nothing.
+        """
         self.num_steps += 1
-        if outcome.confidence_logits is None:
-            return
-        self.logits.append(outcome.confidence_logits[row])
+        logits = outcome.confidence_logits
+        self.logits.append(self.nothing_proposed if logits is None else logits[row])
         self.committed.append(self.num_tokens)
         self.verified.append(int(outcome.verify_lens[row]))
         self.drafted.append(int(outcome.draft_lens[row]))
@@ -163,7 +166,7 @@ def iterate_blocks(
         key = prompt_seed(seed, prompt_id)
         loop.draw_seed = lambda key=key: key  # type: ignore[misc]
         loop.add(GenerationRequest(prompt_id, np.asarray(tokens, np.int32), params))
-        answers[prompt_id] = _Answer(prompt_id)
+        answers[prompt_id] = _Answer(prompt_id, drafter.num_drafts)
     # The loop numbers requests from 0 in the order in which they were added.
     by_key = list(answers.values())
     while loop.has_work:

@@ -6,40 +6,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 
 def render_evaluation(report: dict[str, Any]) -> list[Table]:
-    """Acceptance per domain and set, then reliability per position."""
-    return [render_acceptance(report), *render_reliability(report)]
+    """Acceptance per domain and set, survival per domain, then reliability per position."""
+    return [render_acceptance(report), render_survival(report), *render_reliability(report)]
 
 
 def render_acceptance(report: dict[str, Any]) -> Table:
-    """Acceptance length with its interval, survival@k; domains, their average, then sets."""
+    """Acceptance length with its interval; domains, their average, then sets."""
     drafter = report["drafter"]
     view = Table(title=f"{drafter['name']} ({drafter['head']}), {report['mode']}")
     view.add_column("prompts of")
-    for name in ("number", "length", "95 %", "tok/step"):
+    for name in ("number", "acceptance length", "95 %", "tokens/step"):
         view.add_column(name, justify="right")
-    for k in range(1, drafter["num_drafts"] + 1):
-        view.add_column(f"s@{k}", justify="right")
+
+    def add(name: str, row: dict[str, Any], *, is_last: bool = False) -> None:
+        low, high = row["acceptance_length_ci95"]
+        view.add_row(
+            name,
+            str(row.get("num_prompts", "")),
+            f"{row['acceptance_length']:.3f}",
+            f"{low:.2f}–{high:.2f}",
+            f"{row['tokens_per_step']:.3f}" if row.get("tokens_per_step") else "",
+            end_section=is_last,
+        )
+
     for name, row in report["domains"].items():
-        view.add_row(name, str(row["num_prompts"]), *_cells(row))
-    view.add_row("macro average", "", *_cells(report), end_section=True)
+        add(name, row)
+    add("macro average", report, is_last=True)
     for name, row in report["sets"].items():
-        view.add_row(name, str(row["num_prompts"]), *_cells(row))
+        add(name, row)
     return view
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    low, high = row["acceptance_length_ci95"]
-    steps = row.get("tokens_per_step")
-    return [
-        f"{row['acceptance_length']:.3f}",
-        f"{low:.2f}–{high:.2f}",
-        "" if steps is None else f"{steps:.3f}",
-        *(f"{value:.3f}" for value in row["survival"]),
-    ]
+def render_survival(report: dict[str, Any]) -> Table:
+    """survival@k per domain and macro."""
+    view = Table(title="survival@k", box=box.SIMPLE)
+    view.add_column("k")
+    for k in range(1, report["drafter"]["num_drafts"] + 1):
+        view.add_column(str(k), justify="right")
+    for name, row in {**report["domains"], "macro": report}.items():
+        view.add_row(name, *(f"{value:.3f}" for value in row["survival"]))
+    return view
 
 
 def render_reliability(report: dict[str, Any]) -> list[Table]:

@@ -240,6 +240,7 @@ def evaluation_config(
         config,
         drafter=drafter,
         buckets=buckets,
+        cache=dataclasses.replace(config.cache, num_pages=0),
         profile="never",
         max_seq_len=min(config.max_seq_len, max(longest, 2)),
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,9 +46,9 @@ def parse_slice(text: str) -> tuple[float, float]:
     try:
         first, last = (float(part) for part in text.split(":"))
     except ValueError as error:
-        raise ConfigError(f"--slice {text!r} is not FIRST:LAST, such as 0.8:1.0") from error
+        raise ArgumentTypeError(f"{text!r} is not FIRST:LAST, such as 0.8:1.0") from error
     if not 0.0 <= first < last <= 1.0:
-        raise ConfigError(f"--slice {text!r} is not allowed: it must be 0 ≤ FIRST < LAST ≤ 1")
+        raise ArgumentTypeError(f"{text!r} is not allowed: it must be 0 ≤ FIRST < LAST ≤ 1")
     return first, last
 
 

@@ -18,7 +18,8 @@ import torch
 
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
-from trtllm_dspark.scheduling.reliability import expected_calibration_error, roc_auc
+from trtllm_dspark.scheduling.block_statistics import count_blocks, judge_forecast
+from trtllm_dspark.scheduling.calibration import BlockSamples
 from trtllm_dspark.training.block_forward import forward_blocks
 from trtllm_dspark.training.packing import PackedBlocks, TokenSequence, pack_blocks, sample_anchors
 
@@ -35,6 +36,14 @@ class WalkTable:
     """[B, γ] raw c_k."""
     sequence_ids: npt.NDArray[np.int64]
     """[B] which sequence the block belongs to."""
+
+    def samples(self, num_drafts: int) -> BlockSamples:
+        """The blocks as verified up to the end of the answer."""
+        labels = np.minimum(self.num_labels, num_drafts).astype(np.int32)
+        accepted = np.minimum(self.accepted, labels).astype(np.int32)
+        with np.errstate(divide="ignore"):
+            logits = np.log(self.confidences) - np.log1p(-self.confidences)
+        return BlockSamples(logits.astype(np.float32), labels, accepted)
 
 
 @torch.no_grad()
@@ -102,27 +111,25 @@ def summarize_walk(table: WalkTable, num_drafts: int) -> dict[str, Any]:
     """Acceptance length (bonus included), survival@k, conditional@k, ECE and ROC-AUC per slot.
 
     Slot k is judged on blocks whose first k−1 drafts were accepted, against its own c_k; the joint
-    event "first k accepted" is judged against the product of c_1..c_k.
+    event "first k accepted" is judged against the product of c_1..c_k. Counted as `dspark evaluate`
+    counts: the acceptance length is that of blocks with γ tokens still to come.
     """
-    slots = np.arange(1, num_drafts + 1)
-    usable = table.num_labels[:, None] >= slots
-    alive = table.accepted[:, None] >= slots - 1
-    hit = table.accepted[:, None] >= slots
+    samples = table.samples(num_drafts)
+    one_group = np.zeros(len(table.accepted), np.int64)
+    counts = count_blocks(samples, one_group, 1)
     products = np.cumprod(table.confidences, axis=1)
-    survival, conditional, ece, joint_ece, auc = [], [], [], [], []
-    for k in range(num_drafts):
-        judged, seen = usable[:, k], usable[:, k] & alive[:, k]
-        survival.append(float(hit[judged, k].mean()) if judged.any() else 0.0)
-        conditional.append(float(hit[seen, k].mean()) if seen.any() else 0.0)
-        ece.append(expected_calibration_error(table.confidences[seen, k], hit[seen, k]))
-        joint_ece.append(expected_calibration_error(products[judged, k], hit[judged, k]))
-        auc.append(roc_auc(table.confidences[seen, k], hit[seen, k]))
+    own, joint = [], []
+    for k in range(1, num_drafts + 1):
+        reached, observed = samples.reached(k), samples.observed(k)
+        is_hit = samples.accepted_lens >= k
+        own.append(judge_forecast(table.confidences[reached, k - 1], is_hit[reached]))
+        joint.append(judge_forecast(products[observed, k - 1], is_hit[observed]))
     return {
-        "acceptance_length": float(table.accepted.mean() + 1.0) if len(table.accepted) else 0.0,
+        "acceptance_length": float(np.nan_to_num(counts.acceptance_length[0])),
         "num_blocks": len(table.accepted),
-        "survival": survival,
-        "conditional": conditional,
-        "ece": ece,
-        "joint_ece": joint_ece,
-        "roc_auc": auc,
+        "survival": np.nan_to_num(counts.survival[0]).tolist(),
+        "conditional": np.nan_to_num(counts.conditional[0]).tolist(),
+        "ece": [quality.ece for quality in own],
+        "joint_ece": [quality.ece for quality in joint],
+        "roc_auc": [quality.roc_auc for quality in own],
     }

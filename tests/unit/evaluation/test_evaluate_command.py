@@ -177,7 +177,6 @@ def test_a_sweep_compares_drafters_on_the_same_prompts(
         (("--drafter", "none"), "no drafter to evaluate"),
         (("--sweep", "gamma"), "two or more"),
         (("--concurrency", "0"), "concurrency"),
-        (("--slice", "0.9:0.1"), "FIRST < LAST"),
         (("--temperature", "-1"), "temperature"),
     ],
 )
@@ -186,6 +185,15 @@ def test_what_cannot_be_evaluated_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         evaluate_command.main(arguments(model_dir, files, *more))
+
+
+@pytest.mark.parametrize("text", ["0.9:0.1", "0.5", "a:b", "0:1.5"])
+def test_a_part_that_is_none_is_refused(
+    model_dir: Path, files: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        evaluate_command.main(arguments(model_dir, files, "--slice", text))
+    assert ended.value.code == 2 and "FIRST" in capsys.readouterr().err
 
 
 def test_the_command_is_listed() -> None:

@@ -41,4 +41,6 @@ def test_survival_is_joint_and_conditional_is_given_the_slots_before() -> None:
 
 def test_slots_without_a_label_are_not_judged() -> None:
     table = WalkTable(np.array([1, 0]), np.array([2, 1]), np.full((2, 2), 0.5), np.zeros(2, int))
-    assert summarize_walk(table, 2)["survival"] == [0.5, 0.0]
+    summary = summarize_walk(table, 2)
+    assert summary["survival"] == [0.5, 0.0]
+    assert summary["acceptance_length"] == 2.0  # of the one block with γ tokens to come
