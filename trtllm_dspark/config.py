@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -242,6 +243,7 @@ class SystemConfig:
     """'auto' (the model's own drafter, else ngram), 'none', 'ngram', or a drafter directory."""
     backend: str = "torch"
     device: str = "cpu"
+    """cpu, cuda or cuda:N; whether the machine has it is checked at load."""
     dtype: str = "auto"
     """auto | bfloat16 | float32 (float16 on cuda)."""
     num_threads: int = 0
@@ -261,6 +263,12 @@ class SystemConfig:
             "dtype",
             self.dtype,
             "auto, bfloat16, float32 or float16",
+        )
+        require(
+            re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device) is not None,
+            "device",
+            self.device,
+            "cpu, cuda or cuda:N",
         )
         require(
             self.backend in ("torch", "tensorrt", "tensorrt_rtx"),

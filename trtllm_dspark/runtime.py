@@ -21,12 +21,12 @@ from trtllm_dspark.decoding.drafters.none import NoDrafter
 from trtllm_dspark.decoding.drafters.protocol import Drafter
 from trtllm_dspark.decoding.loop import DecodingLoop
 from trtllm_dspark.decoding.profiling import measure_table
-from trtllm_dspark.engines.protocol import Engine
+from trtllm_dspark.engines.protocol import Engine, RoundEngine
 from trtllm_dspark.engines.torch_loader import load_torch_engine, read_drafter
 from trtllm_dspark.environment import cache_dir
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import PolicyResources, create_policy, policy_names
-from trtllm_dspark.scheduling.buckets import build_ladder
+from trtllm_dspark.scheduling.buckets import build_ladder, request_buckets
 from trtllm_dspark.scheduling.calibration import Calibration
 from trtllm_dspark.scheduling.latency_table import LatencyTable, usable_table
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 NGRAM_DRAFTS = 7
 PROFILE_BUDGET_S = 30.0
+STALE_POLICIES = ("adaptive", "prefix_async")
+DECIDED_AHEAD_STALENESS = 1
+"""Where a step is decided while the one before it runs, the newest survivals a policy has seen
+are two steps old already."""
 TABLE_POLICIES = ("adaptive", "prefix", "prefix_async", "ratio_bucket", "best_uniform")
 
 
@@ -115,9 +119,12 @@ def make_loop(
 ) -> DecodingLoop:
     """Estimator, policy and loop over loaded parts."""
     estimator = SurvivalEstimator(drafter.num_drafts, calibration)
+    options = dict(config.scheduler.options)
+    if isinstance(engine, RoundEngine) and config.scheduler.policy in STALE_POLICIES:
+        options.setdefault("staleness", DECIDED_AHEAD_STALENESS)
     policy = create_policy(
         config.scheduler.policy,
-        config.scheduler.options,
+        options,
         PolicyResources(table=table, estimator=estimator),
     )
     return DecodingLoop(
@@ -138,7 +145,13 @@ def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
         loaded = read_drafter(directory, config.model_dir)
         gamma = loaded.config.num_drafts
         rungs = build_ladder(config.buckets, gamma)
-        engine = load_torch_engine(config, rungs, num_drafts=gamma, drafter=loaded)
+        engine = load_torch_engine(
+            config,
+            rungs,
+            num_drafts=gamma,
+            drafter=loaded,
+            request_buckets=request_buckets(config.buckets),
+        )
         return engine, DSparkDrafter(engine)
     plain = config.scheduler.policy == "autoregressive" or config.drafter == "none"
     drafter: Drafter = NoDrafter() if plain else NgramDrafter(NGRAM_DRAFTS)

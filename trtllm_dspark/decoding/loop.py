@@ -28,6 +28,7 @@ from trtllm_dspark.decoding.emission import Emitter
 from trtllm_dspark.decoding.outcome import StepTimes, make_outcome
 from trtllm_dspark.decoding.packing import PackedStep, pack_step
 from trtllm_dspark.decoding.pages import PagePool
+from trtllm_dspark.decoding.rounds import FinishedRound, Rounds, finish_round, make_rounds
 from trtllm_dspark.decoding.sequence import Sequence
 from trtllm_dspark.decoding.stats import LoopStats
 from trtllm_dspark.engines.protocol import Engine, TargetOutput
@@ -79,6 +80,8 @@ class DecodingLoop:
             block_rows=drafter.num_drafts + 1 if drafter.needs_taps else 0,
             on_preempt=lambda sequence: drafter.release(sequence.key),
         )
+        self.rounds = make_rounds(engine, drafter, policy, estimator)
+        """Whole rounds on the device, None where the engine runs none."""
         self.counters = LoopStats()
         self._live: dict[str, Sequence] = {}
         self._emitter = Emitter(self.clock)
@@ -151,8 +154,10 @@ class DecodingLoop:
         self._mark_scheduled(batch)
         times = StepTimes()
         view = self._view(batch)
-        decision = self.policy.decide(view)
+        decision = (self.rounds or self.policy).decide(view)
         times.mark("plan")
+        if self.rounds is not None and self.rounds.takes(batch, decision):
+            return outputs + self._run_round(self.rounds, batch, view, decision, times)
         block = self._draft(batch, decision)
         times.mark("draft")
         survivals = self.estimator.survivals(block.confidence_logits, block.draft_lens, view.modes)
@@ -178,6 +183,60 @@ class DecodingLoop:
             )
         )
         return outputs
+
+    def _run_round(
+        self,
+        rounds: Rounds,
+        batch: ScheduledBatch,
+        view: BatchView,
+        decision: DraftDecision,
+        times: StepTimes,
+    ) -> list[RequestOutput]:
+        """Run a round on the device; meanwhile settle the last one and decide the next one."""
+        pending = rounds.start(batch, view, decision)
+        times.mark("draft")
+        rounds.settle()
+        rounds.decide_ahead(view)
+        times.mark("plan")
+        output = pending.read()
+        empty = empty_block(len(batch.decoding), self.drafter.num_drafts)
+        try:
+            finished = finish_round(output, decision, view.draft_caps)
+        except InvalidLogitsError as error:
+            none = np.zeros(len(batch.decoding), np.int32)
+            return self._fail(pack_step(batch, empty, none, self._rung(batch, none)), error)
+        rung = self._rung(batch, finished.verify_lens)
+        packed = pack_step(batch, finished.block, finished.verify_lens, rung)
+        outputs = self._commit(packed, finished.result, None)
+        times.mark("verify")
+        rounds.settle_later(lambda: self._learn(view, decision, finished, rung, times))
+        if not self._live:
+            rounds.settle()
+        return outputs
+
+    def _learn(
+        self,
+        view: BatchView,
+        decision: DraftDecision,
+        finished: FinishedRound,
+        rung: int,
+        times: StepTimes,
+    ) -> None:
+        """Show a round to the policy (which lengths to verify was the device's choice)."""
+        block = finished.block
+        survivals = self.estimator.survivals(block.confidence_logits, block.draft_lens, view.modes)
+        self.policy.plan(view, decision, survivals)
+        self._observe(
+            make_outcome(
+                view,
+                block,
+                finished.verify_lens,
+                survivals,
+                finished.result,
+                rung=rung,
+                times=times,
+            )
+        )
 
     def _fail(self, packed: PackedStep, error: InvalidLogitsError) -> list[RequestOutput]:
         """End the requests whose logits are no numbers; the others take the step again.
@@ -268,9 +327,12 @@ class DecodingLoop:
         )
 
     def _commit(
-        self, packed: PackedStep, result: AcceptanceResult, output: TargetOutput
+        self, packed: PackedStep, result: AcceptanceResult, output: TargetOutput | None
     ) -> list[RequestOutput]:
-        """Advance every request; tell the drafter which rows became context."""
+        """Advance every request; tell the drafter which rows became context.
+
+        No `output`: a round on the device has written the drafter's rows, too.
+        """
         outputs: list[RequestOutput] = []
         rows: list[CommittedRows] = []
         kept: list[Sequence] = []
@@ -291,8 +353,11 @@ class DecodingLoop:
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
                 continue
-            taps = output.taps[start : start + num_rows] if self.drafter.needs_taps else None  # type: ignore[index]
-            rows.append(CommittedRows(sequence.draft_source(0), first, num_rows, taps))
+            taps = None
+            if output is not None and self.drafter.needs_taps:
+                taps = output.taps[start : start + num_rows]  # type: ignore[index]
+            source = sequence.draft_source(0)
+            rows.append(CommittedRows(source, first, num_rows, taps, is_written=output is None))
             kept.append(sequence)
         self.drafter.commit(rows)
         for sequence in kept:

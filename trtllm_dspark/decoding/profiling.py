@@ -12,15 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from trtllm_dspark.config import BucketConfig
 from trtllm_dspark.decoding.acceptance import AcceptanceBatch, accept
 from trtllm_dspark.decoding.batcher import ScheduledBatch
 from trtllm_dspark.decoding.blocks import empty_block
+from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
 from trtllm_dspark.decoding.drafters.protocol import CommittedRows, Drafter
 from trtllm_dspark.decoding.packing import pack_step
+from trtllm_dspark.decoding.rounds import accept_sampling
 from trtllm_dspark.decoding.sequence import Sequence as Request
-from trtllm_dspark.engines.protocol import Engine, TargetOutput
+from trtllm_dspark.engines.protocol import Engine, RoundEngine, RoundStep, TargetOutput
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.measurement import (
@@ -62,6 +65,9 @@ class StepProfiler:
         drafts = cell.kind is StepKind.DRAFTED
         if self.drafter.needs_taps:
             self._pin_context(requests)
+        engine, drafter = self.engine, self.drafter
+        if drafts and isinstance(engine, RoundEngine) and isinstance(drafter, DSparkDrafter):
+            return self._time_round(cell, requests, engine, drafter)
         started = time.perf_counter()
         block = empty_block(len(requests), self.drafter.num_drafts)
         if drafts:
@@ -71,8 +77,32 @@ class StepProfiler:
         self._verify(requests, block, spread_evenly(cell.num_verified, len(requests)), cell)
         if cell.kind is StepKind.NO_DRAFT:
             self.drafter.sync([request.key for request in requests])
+            self._wait()
         ended = time.perf_counter()
         return Sample(cell, (ended - started) * 1e3, (drafted - started) * 1e3)
+
+    def _wait(self) -> None:
+        """Wait for rows that were queued and that nothing reads."""
+        if self.engine.info.device != "cpu":
+            torch.cuda.synchronize(self.engine.info.device)
+
+    def _time_round(
+        self, cell: Cell, requests: list[Request], engine: RoundEngine, drafter: DSparkDrafter
+    ) -> Sample:
+        """Run the same step as one round on the device; what drafting takes of it is not known."""
+        gamma, shape = drafter.num_drafts, (len(requests), drafter.num_drafts)
+        started = time.perf_counter()
+        step = RoundStep(
+            draft=drafter.prepare([r.draft_source(gamma) for r in requests]),
+            draft_caps=np.full(len(requests), gamma, np.int32),
+            capacity=cell.num_verified,
+            rung=cell.rung,
+            confidence_scale=np.ones(shape, np.float32),
+            confidence_offset=np.zeros(shape, np.float32),
+            accept=accept_sampling(requests, gamma),
+        )
+        engine.start_round(step).read()
+        return Sample(cell, (time.perf_counter() - started) * 1e3, float("nan"))
 
     def _verify(
         self, requests: list[Request], block: DraftBlock, verify_lens: IntArray, cell: Cell

@@ -8,7 +8,7 @@ memory (torch tensors). An engine never sees requests, policies or text.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,69 @@ class DrafterOutput:
     """[R, γ, V] float32 q for requests that sample (other rows unspecified), or None."""
 
 
+@dataclass(frozen=True)
+class AcceptSampling:
+    """How each request's drafts are accepted; the parameters are the target's."""
+
+    rules: IntArray
+    """[R] `ops.accept_drafts.AcceptRule`"""
+    temperature: FloatArray
+    """[R] 0 = greedy"""
+    top_k: IntArray
+    """[R] 0 = off"""
+    top_p: FloatArray
+    """[R]"""
+    min_p: FloatArray
+    """[R]"""
+    accept_uniforms: npt.NDArray[np.float64]
+    """[R, γ]"""
+    final_uniforms: npt.NDArray[np.float64]
+    """[R]"""
+
+
+@dataclass(frozen=True)
+class RoundStep:
+    """A whole round of R decoding requests: draft, select, verify, accept, append context.
+
+    The host decides the capacity beforehand; everything after that happens on the device.
+    """
+
+    draft: DrafterStep
+    draft_caps: IntArray
+    """[R] drafts that may be verified, 0 = none (the bucket drafts as a whole)."""
+    capacity: int
+    """Drafts to verify over all requests; R + capacity rows fit the rung."""
+    rung: int
+    confidence_scale: FloatArray
+    """[R, γ] survival = Π σ(scale · logit + offset)."""
+    confidence_offset: FloatArray
+    """[R, γ]"""
+    accept: AcceptSampling
+
+
+@dataclass(frozen=True)
+class RoundOutput:
+    """What the host reads of a finished round, copied: [R, γ] or [R] each."""
+
+    token_ids: IntArray
+    confidence_logits: FloatArray
+    verify_lens: IntArray
+    accepted_lens: IntArray
+    next_token_ids: IntArray
+    """The recovered or bonus token."""
+    dropped_accept_probs: FloatArray
+    is_finite: npt.NDArray[np.bool_]
+    """Whether every verified row of the request had a finite maximum."""
+
+
+class PendingRound(Protocol):
+    """A round that the device is working on."""
+
+    def read(self) -> RoundOutput:
+        """Wait for the round and copy its results; the only wait of a round."""
+        ...
+
+
 class Engine(Protocol):
     """Target and (optionally) drafter of one model on one device."""
 
@@ -122,4 +185,15 @@ class Engine(Protocol):
 
     def run_drafter(self, step: DrafterStep) -> DrafterOutput:
         """Draft one block per request."""
+        ...
+
+
+@runtime_checkable
+class RoundEngine(Protocol):
+    """An engine that can run a whole round without the host."""
+
+    info: EngineInfo
+
+    def start_round(self, step: RoundStep) -> PendingRound:
+        """Launch a round and return at once; one round at a time."""
         ...

@@ -15,6 +15,7 @@ from trtllm_dspark.engines.protocol import (
     DrafterOutput,
     DrafterStep,
     DraftSampling,
+    RoundStep,
     TargetOutput,
     TargetStep,
 )
@@ -180,6 +181,20 @@ def check_target_step(step: TargetStep, info: EngineInfo) -> None:
         )
     _check_range("token ids", step.token_ids, info.vocab_size, "the vocabulary")
     _check_range("page ids", step.page_table, info.num_pages, "the page pool")
+
+
+def check_round_step(step: RoundStep, info: EngineInfo) -> None:
+    """Refuse a round that cannot run: a rung off the ladder or too short, ids out of range."""
+    if step.rung not in info.rungs:
+        raise EngineError(f"rung {step.rung} is not on the ladder {info.rungs}")
+    num_rows = len(step.draft_caps) + min(step.capacity, int(step.draft_caps.sum()))
+    if num_rows > step.rung:
+        raise EngineError(
+            f"{len(step.draft_caps)} anchors and {step.capacity} drafts do not fit rung "
+            f"{step.rung}: lower the capacity or run a larger rung"
+        )
+    _check_range("anchor ids", step.draft.anchor_ids, info.vocab_size, "the vocabulary")
+    _check_range("page ids", step.draft.page_table, info.num_pages, "the page pool")
 
 
 def _check_range(name: str, values: IntArray, size: int, what: str) -> None:

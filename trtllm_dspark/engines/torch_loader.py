@@ -13,7 +13,9 @@ import torch
 
 from trtllm_dspark.checkpoints import load_drafter, load_model_config, load_target_weights
 from trtllm_dspark.config import DrafterConfig, ModelConfig, SystemConfig
+from trtllm_dspark.engines.device import check_device
 from trtllm_dspark.engines.fingerprint import describe_device, fingerprint, hash_checkpoint
+from trtllm_dspark.engines.kernel_engine import KernelEngine
 from trtllm_dspark.engines.precision import resolve_dtype
 from trtllm_dspark.engines.torch_engine import TorchEngine
 from trtllm_dspark.errors import ConfigError
@@ -75,11 +77,14 @@ def load_torch_engine(
     *,
     num_drafts: int = 0,
     drafter: LoadedDrafter | None = None,
+    request_buckets: tuple[int, ...] = (),
 ) -> TorchEngine:
     """Load the target of `config.model_dir` (and its drafter) and allocate their pages.
 
-    `num_drafts` is γ of whatever drafts, inside the engine or outside.
+    `num_drafts` is γ of whatever drafts, inside the engine or outside. On CUDA the steps are
+    kernels under captured graphs, drafting ones per requests bucket (empty: powers of two).
     """
+    check_device(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     model_config = load_model_config(config.model_dir)
@@ -112,6 +117,8 @@ def load_torch_engine(
         },
     )
     module = None if drafter is None else make_drafter(drafter, model, config.max_seq_len)
+    if config.device != "cpu":
+        return KernelEngine(model, info, module, request_buckets=request_buckets)
     return TorchEngine(model, info, module)
 
 

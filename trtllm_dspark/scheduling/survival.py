@@ -96,6 +96,11 @@ class SurvivalEstimator:
         drafted = check_logits(confidence_logits, draft_lens)
         return survivals_from_logits(self._corrected(confidence_logits, modes), drafted)
 
+    def scales(self, modes: Sequence[DraftMode]) -> tuple[FloatArray, FloatArray]:
+        """Return scale and offset [R, γ] of the logits: what a device needs to rank drafts."""
+        rows = [self._scales[mode] for mode in modes]
+        return np.stack([a for a, _ in rows]), np.stack([b for _, b in rows])
+
     def prior(self, mode: DraftMode) -> FloatArray:
         """Return the survivals [γ] that a request without any history is given.
 

@@ -98,6 +98,7 @@ ENGINE_PARAMETERS = (
     "skip_special_tokens",
     "drafter",
     "policy",
+    "device",
     "dtype",
     "max_seq_len",
     "drain_timeout_s",
@@ -121,6 +122,7 @@ def _override(config: SystemConfig, parameters: ModelParameters) -> SystemConfig
         for key, field in (
             ("gpt_model_path", "model_dir"),
             ("drafter", "drafter"),
+            ("device", "device"),
             ("dtype", "dtype"),
         )
         if parameters.text(key)

@@ -61,6 +61,19 @@ class DSparkDrafter:
 
     def propose(self, sources: Sequence[DraftSource]) -> DraftBlock:
         """Bring the contexts up to date and draft γ tokens for each source."""
+        step = self.prepare(sources)
+        output, sampling = self.engine.run_drafter(step), step.sampling
+        sampled = (sampling.temperature > 0.0) & (sampling.top_k != 1)
+        return DraftBlock(
+            token_ids=output.token_ids,
+            draft_lens=np.full(len(sources), self.num_drafts, np.int32),
+            confidence_logits=output.confidence_logits,
+            draft_probs=output.draft_probs if sampled.any() else None,
+            sampled=sampled if sampled.any() else None,
+        )
+
+    def prepare(self, sources: Sequence[DraftSource]) -> DrafterStep:
+        """Bring the contexts up to date; returns the drafting call for these sources."""
         self.sync([source.key for source in sources])
         for source in sources:
             rows = self.synced_len(source.key)
@@ -69,22 +82,11 @@ class DSparkDrafter:
                     f"request {source.key} has {rows} drafter-context rows and its anchor at "
                     f"position {source.anchor_position}: both must agree (commit every step)"
                 )
-        sampling = make_sampling(sources)
-        output = self.engine.run_drafter(
-            DrafterStep(
-                anchor_ids=np.array([s.token_ids[-1] for s in sources], np.int32),
-                anchor_positions=np.array([s.anchor_position for s in sources], np.int32),
-                page_table=make_page_table([s.page_ids for s in sources]),
-                sampling=sampling,
-            )
-        )
-        sampled = (sampling.temperature > 0.0) & (sampling.top_k != 1)
-        return DraftBlock(
-            token_ids=output.token_ids,
-            draft_lens=np.full(len(sources), self.num_drafts, np.int32),
-            confidence_logits=output.confidence_logits,
-            draft_probs=output.draft_probs if sampled.any() else None,
-            sampled=sampled if sampled.any() else None,
+        return DrafterStep(
+            anchor_ids=np.array([s.token_ids[-1] for s in sources], np.int32),
+            anchor_positions=np.array([s.anchor_position for s in sources], np.int32),
+            page_table=make_page_table([s.page_ids for s in sources]),
+            sampling=make_sampling(sources),
         )
 
     def commit(self, rows: Sequence[CommittedRows]) -> None:
@@ -97,13 +99,15 @@ class DSparkDrafter:
                 context = _Context(row.start_position, row.source.page_ids)
                 self._contexts[key] = context
             known = context.synced_len + context.num_pending
-            if row.start_position != known or row.taps is None:
+            if row.start_position != known or (row.taps is None and not row.is_written):
                 raise EngineError(
                     f"request {key}: rows from position {row.start_position} were committed, "
                     f"expected position {known} and tapped states"
                 )
             context.page_ids = np.array(row.source.page_ids, np.int32)
-            if row.num_rows:
+            if row.is_written:
+                context.synced_len += row.num_rows
+            elif row.num_rows and row.taps is not None:
                 context.pending.append(row.taps.clone())
         if sum(c.num_pending for c in self._contexts.values()) > self.max_pending_rows:
             self.sync(list(self._contexts))

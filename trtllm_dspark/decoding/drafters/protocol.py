@@ -46,6 +46,8 @@ class CommittedRows:
     num_rows: int
     taps: Any | None
     """[num_rows, T·H] tapped states, None when the drafter does not want taps."""
+    is_written: bool = False
+    """The drafter's K/V of the rows is in the pages already (a round on the device wrote it)."""
 
 
 class Drafter(Protocol):
