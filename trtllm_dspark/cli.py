@@ -47,6 +47,9 @@ COMMANDS = {
     "evaluate": Command(
         "trtllm_dspark.evaluation.evaluate_command", "acceptance and confidences on prompts"
     ),
+    "bench": Command(
+        "trtllm_dspark.evaluation.bench_command", "speed of policies and drafters under load"
+    ),
     "simulate": Command(
         "trtllm_dspark.evaluation.simulate_command", "policies on a latency table, without a model"
     ),
