@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.published_numbers import H20_BATCHES, h20_throughput
 from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation_setup import (
     acceptance_model,
@@ -28,6 +29,8 @@ from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
 from trtllm_dspark.options import configure_logging
 from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
+
+PUBLISHED_SYSTEMS = ("autoregressive", "eagle3", "dflash_b8", "dflash_b16", "dcut_b8", "dcut_b16")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -79,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = sweep(arguments, table)
     console = Console()
     console.print(render(rows))
+    if not (arguments.table or arguments.gpu or arguments.arrivals):
+        console.print(render_published())
     console.print(f"costs: {table.machine.get('device', arguments.table)}; γ = {arguments.gamma}")
     if arguments.pareto:
         plot_pareto(rows, arguments.pareto)
@@ -158,4 +163,16 @@ def render(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['keep_ratio']:.2f}",
             f"{row['drafted_share']:.0%}",
         )
+    return view
+
+
+def render_published() -> Table:
+    """What others reach on the machine and model whose published costs are the default."""
+    view = Table(title="published: tokens/s measured on one H20, Qwen3-8B (D-Cut page)")
+    view.add_column("requests", justify="right")
+    for system in PUBLISHED_SYSTEMS:
+        view.add_column(system, justify="right")
+    for load in H20_BATCHES:
+        values = (h20_throughput(system)[load] for system in PUBLISHED_SYSTEMS)
+        view.add_row(str(load), *(f"{value:.0f}" for value in values))
     return view

@@ -72,7 +72,8 @@ def count_blocks(samples: BlockSamples, groups: npt.NDArray[np.int64], num: int)
 
     positions = range(1, samples.num_drafts + 1)
     observed = [samples.observed(k) for k in positions]
-    tokens = np.bincount(groups[full], weights=samples.accepted_lens[full] + 1.0, minlength=num)
+    weights = samples.accepted_lens[full] + 1.0
+    tokens = np.bincount(groups[full], weights=weights, minlength=num).astype(np.float64)
     return BlockCounts(
         num_full=total(full),
         full_tokens=tokens,
