@@ -97,7 +97,7 @@ def _add_builder(group: argparse._ArgumentGroup) -> None:
     _add(group, "profiling_verbosity", default="layer_names_only")
     _add(group, "input_timing_cache", default=None)
     _add(group, "output_timing_cache", default=None)
-    _add(group, "workers", type=int, default=1, help="ignored: one rank is built")
+    _add(group, "workers", type=int, default=2, help="engines built at once (TensorRT-RTX)")
     _add(group, "log_level", default="warning", choices=("warning", "info", "verbose"))
 
 
@@ -173,10 +173,12 @@ def plan_job(arguments: argparse.Namespace) -> tuple[BuildJob, str]:
         source,
         Path(arguments.output_dir or ""),
         limits,
-        arguments.dtype,
-        _builder_options(arguments),
-        arguments.separate_engines,
-        build_config_of(arguments, limits),
+        ratios=buckets.ratios,
+        dtype=arguments.dtype,
+        options=_builder_options(arguments),
+        separate_engines=arguments.separate_engines,
+        workers=arguments.workers,
+        build_config=build_config_of(arguments, limits),
     )
     require(
         arguments.dry_run or bool(arguments.output_dir), "output_dir", arguments.output_dir, "named"

@@ -21,7 +21,11 @@ from trtllm_dspark.decoding.drafters.none import NoDrafter
 from trtllm_dspark.decoding.drafters.protocol import Drafter
 from trtllm_dspark.decoding.loop import DecodingLoop
 from trtllm_dspark.decoding.profiling import measure_table
+from trtllm_dspark.engines.engine_config import resolve_engine_dir
+from trtllm_dspark.engines.engine_dir import DRAFTER_ENGINE, load_engine_dir
 from trtllm_dspark.engines.protocol import Engine, RoundEngine
+from trtllm_dspark.engines.tensorrt_engine_device import require_gpu
+from trtllm_dspark.engines.tensorrt_loader import load_tensorrt_engine
 from trtllm_dspark.engines.torch_loader import load_torch_engine, read_drafter
 from trtllm_dspark.environment import cache_dir
 from trtllm_dspark.errors import ConfigError
@@ -64,8 +68,7 @@ class System:
 
 def build_system(config: SystemConfig) -> System:
     """Load tokenizer, engine and drafter, measure what must be measured, join them to a loop."""
-    if config.backend != "torch":
-        raise ConfigError(f"backend {config.backend!r} cannot be run yet: use 'torch'")
+    config = resolve_engine_dir(config)
     check_policy(config.scheduler.policy)
     tokenizer = load_tokenizer(config.model_dir)
     engine, drafter = load_engine(config)
@@ -140,6 +143,9 @@ def make_loop(
 
 def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
     """The engine of a configuration and the drafter that goes with it."""
+    config = resolve_engine_dir(config)
+    if config.backend != "torch":
+        return _load_tensorrt(config)
     directory = drafter_dir(config)
     if directory is not None:
         loaded = read_drafter(directory, config.model_dir)
@@ -159,10 +165,43 @@ def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
     return load_torch_engine(config, rungs, num_drafts=drafter.num_drafts), drafter
 
 
+def _load_tensorrt(config: SystemConfig) -> tuple[Engine, Drafter]:
+    """The engines of a directory and what drafts for them: their own drafter, n-grams or nothing.
+
+    The target's engine computes logits for γ drafts of each request: n-grams draft as many.
+    """
+    directory = load_engine_dir(config.model_dir)
+    plain = config.scheduler.policy == "autoregressive" or config.drafter == "none"
+    own = not plain and config.drafter == "auto" and directory.facts.drafter is not None
+    gamma = 0 if plain else directory.facts.limits.num_drafts
+    engine = load_tensorrt_engine(
+        directory, device_name=config.device, use_drafter=own, num_drafts=gamma
+    )
+    if own:
+        return engine, DSparkDrafter(engine, can_sample=False)
+    return engine, NgramDrafter(gamma) if gamma else NoDrafter()
+
+
+def check_config(config: SystemConfig) -> SystemConfig:
+    """The configuration as it will run; refuses what this machine cannot, before a server starts.
+
+    What an engine directory decides is filled in.
+    """
+    config = resolve_engine_dir(config)
+    check_policy(config.scheduler.policy)
+    if config.backend != "torch":
+        require_gpu()
+    return config
+
+
 def drafter_dir(config: SystemConfig) -> Path | None:
     """Directory of the configured DSpark drafter, None when there is none; 'auto' resolved here."""
+    config = resolve_engine_dir(config)
     if config.scheduler.policy == "autoregressive" or config.drafter in ("none", "ngram"):
         return None
+    if config.backend != "torch":
+        found = Path(config.model_dir)
+        return found if (found / DRAFTER_ENGINE).is_file() else None
     if config.drafter != "auto":
         if not Path(config.drafter).is_dir():
             raise ConfigError(
@@ -202,6 +241,7 @@ def measure_latency_table(
     budget_s: float = PROFILE_BUDGET_S,
 ) -> tuple[LatencyTable, Path]:
     """Load an engine, measure and cache its table; returns (table, where it is kept)."""
+    config = resolve_engine_dir(config)
     engine, drafter = load_engine(config)
     table = profile_engine(config, engine, drafter, context_lens=context_lens, budget_s=budget_s)
     return table, table_path(engine.info)

@@ -10,13 +10,15 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtllm_dspark.checkpoints import convert_from_trtllm
-from trtllm_dspark.checkpoints.staging import refuse_existing, staged_directory
+from trtllm_dspark.checkpoints.staging import refuse_existing, staged_directory, write_json
 from trtllm_dspark.checkpoints.trtllm_config import trtllm_config_of
+from trtllm_dspark.config import BucketConfig
 from trtllm_dspark.engines.build_models import (
     DRAFTER_DIR,
     Source,
@@ -33,6 +35,7 @@ from trtllm_dspark.engines.build_tensorrt import (
     BuildOptions,
     Progress,
     build_engine,
+    built_for,
     import_backend,
 )
 from trtllm_dspark.engines.engine_dir import (
@@ -43,16 +46,18 @@ from trtllm_dspark.engines.engine_dir import (
     write_manifest,
 )
 from trtllm_dspark.engines.export import export_drafter, export_target
+from trtllm_dspark.engines.onnx_sharing import share_common_nodes
 from trtllm_dspark.models.target import TargetModel
 
 logger = logging.getLogger(__name__)
 
+GENERATION = "generation_config.json"
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION,
 )
 Report = Callable[[str], None]
 """One line per stage of the build."""
@@ -65,10 +70,14 @@ class BuildJob:
     source: Source
     output_dir: Path
     limits: EngineLimits
+    ratios: tuple[float, ...] = BucketConfig.ratios
     dtype: str = "bfloat16"
     options: BuildOptions | None = None
     """None: backend torch, no engines."""
     separate_engines: bool = False
+    workers: int = 2
+    """Engines built at once where that disturbs nothing: TensorRT times tactics on the GPU, so that
+    only TensorRT-RTX builds the drafter beside the target."""
     build_config: dict[str, Any] = field(default_factory=dict)
     """`build_config` of config.json, under trtllm-build's names."""
 
@@ -96,15 +105,18 @@ def job_facts(job: BuildJob) -> EngineFacts:
     source, options = job.source, job.options
     drafter = source.drafter
     target_hash, drafter_hash = source.hashes
+    capabilities, gpu_name = ((), "") if options is None else built_for(options)
     return EngineFacts(
         backend="torch" if options is None else options.backend,
         dtype=job.dtype,
         limits=job.limits,
+        ratios=job.ratios,
         tap_layers=() if drafter is None else drafter.target_layer_ids,
         tap_width=tap_width(source),
         drafter=drafter,
-        compute_capabilities=() if options is None else options.compute_capabilities,
+        compute_capabilities=capabilities,
         backend_version="" if options is None else import_backend(options.backend).__version__,
+        gpu_name=gpu_name,
         plugins=options is not None and options.backend == "tensorrt",
         separate_engines=job.separate_engines,
         checkpoint_hash=target_hash,
@@ -123,7 +135,10 @@ def _build_engines(
 ) -> None:
     positions = job.limits.max_seq_len + job.limits.block_len + 1
     target = load_unpacked_target(job.source, job.dtype, positions)
-    with tempfile.TemporaryDirectory(prefix=".onnx.", dir=staged.parent) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix=".onnx.", dir=staged.parent) as scratch,
+        ThreadPoolExecutor(1) as pool,
+    ):
         report("exporting the target")
         path = export_target(
             target,
@@ -133,12 +148,37 @@ def _build_engines(
             with_functions=not facts.plugins,
             max_query_len=job.limits.num_drafts + 1,
         )
-        profiles = target_profiles(job.limits)
-        for name, group in zip(facts.target_files(), _groups(facts, profiles), strict=True):
-            report(f"building {name} with {len(group)} profiles")
-            _build(job, staged / name, path, group, job.source.model.num_layers, progress)
+        path = _prepare_graph(path, facts)
+        building = pool.submit(_build_target, job, facts, path, staged, report, progress)
+        if not builds_beside(job):
+            building.result()
         if job.source.drafter is not None:
             _build_drafter(job, facts, target, staged, Path(scratch), report, progress)
+        building.result()
+
+
+def _prepare_graph(path: Path, facts: EngineFacts) -> Path:
+    """What the backend's parser gets: with plugins the nodes must stay whole."""
+    return path if facts.plugins else share_common_nodes(path, path.with_suffix(".shared.onnx"))
+
+
+def builds_beside(job: BuildJob) -> bool:
+    """Whether the drafter is exported and built while the target is (builders use one thread)."""
+    return job.workers > 1 and job.options is not None and job.options.backend == "tensorrt_rtx"
+
+
+def _build_target(
+    job: BuildJob,
+    facts: EngineFacts,
+    path: Path,
+    staged: Path,
+    report: Report,
+    progress: Progress | None,
+) -> None:
+    groups = _groups(facts, target_profiles(job.limits))
+    for name, group in zip(facts.target_files(), groups, strict=True):
+        report(f"building {name} with {len(group)} profiles")
+        _build(job, staged / name, path, group, job.source.model.num_layers, progress)
 
 
 def _groups(facts: EngineFacts, profiles: list[Profile]) -> list[list[Profile]]:
@@ -162,6 +202,7 @@ def _build_drafter(
         page_size=job.limits.page_size,
         with_functions=not facts.plugins,
     )
+    path = _prepare_graph(path, facts)
     profiles = drafter_profiles(job.limits, facts.tap_width)
     report(f"building {DRAFTER_ENGINE} with {len(profiles)} profiles")
     _build(job, staged / DRAFTER_ENGINE, path, profiles, model.config.num_layers, progress)
@@ -177,7 +218,13 @@ def _build(
 ) -> None:
     assert job.options is not None
     counts = (num_layers, job.limits.num_pages)
-    output.write_bytes(build_engine(onnx_path, profiles, counts, job.options, progress=progress))
+    named = None if progress is None else _name_phases(progress, output.name)
+    output.write_bytes(build_engine(onnx_path, profiles, counts, job.options, progress=named))
+
+
+def _name_phases(progress: Progress, name: str) -> Progress:
+    """Two builders run at once: their phases are told apart by the file."""
+    return lambda phase, done, total: progress(f"{name}: {phase}", done, total)
 
 
 def _copy_model(job: BuildJob, staged: Path) -> None:
@@ -199,3 +246,7 @@ def _copy_companions(source: Source, staged: Path) -> None:
     for path in paths:
         if path.is_file():
             shutil.copy2(path, staged / path.name)
+    ends, generation = source.model.eos_token_ids, staged / GENERATION
+    if ends and not generation.exists():
+        # config.json named them, and an engine directory's config.json is another file.
+        write_json(generation, {"eos_token_id": list(ends)})

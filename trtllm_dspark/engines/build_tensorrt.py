@@ -7,7 +7,6 @@ builder of TensorRT-RTX needs neither a GPU nor a driver; TensorRT's needs both.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 from trtllm_dspark.config import require
 from trtllm_dspark.engines.build_profiles import Profile
 from trtllm_dspark.engines.export import pages_in
-from trtllm_dspark.engines.export_plugin_nodes import PLUGIN_OPS
+from trtllm_dspark.engines.tensorrt_gpu import built_on, register_plugins
 from trtllm_dspark.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -95,6 +94,14 @@ def import_backend(backend: str) -> Any:
     )
 
 
+def built_for(options: BuildOptions) -> tuple[tuple[str, ...], str]:
+    """(compute capabilities, name of the GPU that the engines are locked to or '')."""
+    if options.backend != "tensorrt":
+        return options.compute_capabilities, ""
+    capability, name = built_on()
+    return (capability,), name
+
+
 def build_engine(
     onnx_path: Path,
     profiles: Sequence[Profile],
@@ -131,25 +138,6 @@ def build_engine(
     if cache is not None and options.output_timing_cache:
         Path(options.output_timing_cache).write_bytes(bytes(cache.serialize()))
     return bytes(plan)
-
-
-@functools.lru_cache(maxsize=1)
-def register_plugins() -> tuple[str, ...]:
-    """Register the plugins of the paged ops for this machine's GPU, once per process."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise EngineError(
-            "backend 'tensorrt' needs an NVIDIA GPU to build on, none was found: use "
-            "tensorrt_rtx with --compute-capability, which builds without one"
-        )
-    # Imported by name: the plugins' file imports tensorrt, which most machines lack.
-    plugins = importlib.import_module("dspark_plugins.tensorrt_plugins")
-    table = importlib.import_module("dspark_plugins.tensorrt_ops").OPS
-    major, minor = torch.cuda.get_device_capability()
-    ops = tuple(spec for spec in table if spec.name in PLUGIN_OPS)
-    ids: tuple[str, ...] = plugins.register_plugins(10 * major + minor, ops)
-    return ids
 
 
 class BuildLog:
@@ -248,6 +236,9 @@ def _add_profile(
 
 def _attach_timing_cache(config: Any, options: BuildOptions) -> Any:
     if not (options.input_timing_cache or options.output_timing_cache):
+        return None
+    if options.backend == "tensorrt_rtx":
+        logger.warning("timing caches do nothing in TensorRT-RTX: none is read or written")
         return None
     source = Path(options.input_timing_cache) if options.input_timing_cache else None
     data = source.read_bytes() if source is not None and source.is_file() else b""

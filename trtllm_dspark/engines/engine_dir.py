@@ -17,7 +17,7 @@ from typing import Any
 
 from trtllm_dspark._version import __version__
 from trtllm_dspark.checkpoints.staging import write_json
-from trtllm_dspark.config import DrafterConfig, from_json_dict, load_json
+from trtllm_dspark.config import BucketConfig, DrafterConfig, from_json_dict, load_json
 from trtllm_dspark.engines.build_profiles import EngineLimits
 from trtllm_dspark.errors import ConfigError, EngineError
 
@@ -25,6 +25,8 @@ CONFIG, MANIFEST = "config.json", "manifest.json"
 TARGET_ENGINE, DRAFTER_ENGINE = "rank0.engine", "drafter.engine"
 MODEL_DIR = "model"
 """Backend torch only: the model directory, drafter included, that the torch engine loads."""
+MEASURED = ("calibration.json", "latency_table.json")
+"""Not in the manifest: they may be measured again in a finished directory."""
 FORMAT_VERSION = 1
 
 
@@ -35,11 +37,15 @@ class EngineFacts:
     backend: str
     dtype: str
     limits: EngineLimits
+    ratios: tuple[float, ...] = BucketConfig.ratios
+    """Of the bucket grid that the rungs were made from."""
     tap_layers: tuple[int, ...] = ()
     tap_width: int = 0
     drafter: DrafterConfig | None = None
     compute_capabilities: tuple[str, ...] = ()
     backend_version: str = ""
+    gpu_name: str = ""
+    """Full TensorRT only: the GPU that the engines were built on and are locked to."""
     plugins: bool = False
     """Whether the nodes of the domain are plugins (in place, lengths read on the device)."""
     separate_engines: bool = False
@@ -97,7 +103,7 @@ def write_config(
 
 
 def write_manifest(directory: Path, facts: EngineFacts) -> None:
-    """List every file with its size and sha256; written last, so that it says the rest is whole."""
+    """List files with size and sha256; written last, so that it says the rest is whole."""
     names = sorted(p.relative_to(directory) for p in directory.rglob("*") if p.is_file())
     files = {
         str(name): {
@@ -105,7 +111,7 @@ def write_manifest(directory: Path, facts: EngineFacts) -> None:
             "sha256": sha256_of(directory / name),
         }
         for name in names
-        if str(name) != MANIFEST
+        if str(name) not in (MANIFEST, *MEASURED)
     }
     manifest = {"format": FORMAT_VERSION, "fingerprint": facts.fingerprint, "files": files}
     write_json(directory / MANIFEST, manifest)

@@ -7,6 +7,7 @@ scratch page, padding requests have no rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,7 +118,8 @@ def drafting_key(step: DrafterStep, num_rows: int, limits: EngineLimits) -> Grap
 def append_key(num_rows: int, limits: EngineLimits) -> GraphKey:
     """Key of a call that only appends context rows."""
     index = ceiling_index(limits.rungs, num_rows, "context rows")
-    return GraphKey(len(limits.request_buckets), 0, 1, limits.rungs[index])
+    block_pages = max(1, math.ceil(limits.block_len / limits.page_size))
+    return GraphKey(len(limits.request_buckets), 0, block_pages, limits.rungs[index])
 
 
 def drafting_inputs(

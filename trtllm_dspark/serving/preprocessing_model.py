@@ -162,7 +162,8 @@ class PreprocessingModel:
 def load_vocab_size(directory: str, tokenizer: Tokenizer) -> int:
     """Entries of the model's vocabulary, which may be padded beyond the tokenizer's."""
     try:
-        return int(load_json(Path(directory) / "config.json")["vocab_size"])
+        config = load_json(Path(directory) / "config.json")
+        return int(config.get("pretrained_config", config)["vocab_size"])
     except (ConfigError, KeyError):
         logger.warning("no vocab_size in %s/config.json: using the tokenizer's", directory)
         return tokenizer.vocab_size

@@ -7,6 +7,7 @@ Knows the order of things; where text goes is the caller's `report`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import signal
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from trtllm_dspark.config import SystemConfig
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.runtime import check_config
 from trtllm_dspark.serving.launcher import TritonServer
 from trtllm_dspark.serving.ports import Ports
 from trtllm_dspark.serving.repository import (
@@ -48,6 +50,7 @@ def running_server(
             f"{config.model_dir!r} is no model directory (no config.json): make one with "
             "`dspark prepare`"
         )
+    config = dataclasses.replace(config, buckets=check_config(config).buckets)
     options = options or RepositoryOptions()
     with contextlib.ExitStack() as stack:
         if work_dir is None:

@@ -2,7 +2,7 @@
 """A recording double of TensorRT whose methods are parsed from the real bindings' docstrings.
 
 A method or property the bindings do not have, or a call with too few, too many or wrongly typed
-arguments, fails. Nothing is computed.
+arguments, fails. Answers are the test's; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -42,31 +42,42 @@ def accepts(parameters: list[Parameter], arguments: tuple[Any, ...]) -> bool:
         wanted = PLAIN.get(parameter.type_name)
         if wanted is not None and not isinstance(value, wanted):
             return False
-        enum = parameter.type_name.split(".")[-1]
-        if wanted is None and type(value).__name__ != enum and "Buffer" not in enum:
+        class_name = parameter.type_name.split(".")[-1]
+        if wanted is None and _class_name(value) != class_name and "Buffer" not in class_name:
             return False
     return True
 
 
+def _class_name(value: Any) -> str:
+    return value.real.__name__ if isinstance(value, Recorder) else type(value).__name__
+
+
 class Recorder:
-    """Stands for an object of one real class."""
+    """Stands for an object of one real class; `calls` gets (class, method, *arguments)."""
 
     def __init__(self, real: type, answers: dict[str, Any], calls: list[tuple[Any, ...]]) -> None:
-        self._real, self._answers, self._calls = real, answers, calls
+        self.__dict__.update(real=real, _answers=answers, _calls=calls)
 
     def __getattr__(self, name: str) -> Any:
-        if not hasattr(self._real, name):
-            raise AttributeError(f"{self._real.__name__} of the bindings has no {name!r}")
-        attribute = getattr(self._real, name)
+        if not hasattr(self.real, name):
+            raise AttributeError(f"{self.real.__name__} of the bindings has no {name!r}")
+        attribute = getattr(self.real, name)
         if isinstance(attribute, property):
             return self._answers[name]
         overloads = parse_signatures(attribute.__doc__ or "", name)
 
         def call(*arguments: Any) -> Any:
             if not any(accepts(parameters, arguments) for parameters in overloads):
-                raise TypeError(f"{self._real.__name__}.{name}{arguments} fits none of {overloads}")
-            self._calls.append((self._real.__name__, name, *arguments))
+                raise TypeError(f"{self.real.__name__}.{name}{arguments} fits none of {overloads}")
+            self._calls.append((self.real.__name__, name, *arguments))
             answer = self._answers.get(name, True)
             return answer(*arguments) if callable(answer) else answer
 
         return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        attribute = getattr(self.real, name, None)
+        if not isinstance(attribute, property) or attribute.fset is None:
+            raise AttributeError(f"{self.real.__name__} of the bindings has no settable {name!r}")
+        self._calls.append((self.real.__name__, f"{name} =", value))
+        self._answers[name] = value

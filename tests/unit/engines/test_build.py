@@ -14,6 +14,7 @@ from trtllm_dspark.build_command import main
 from trtllm_dspark.checkpoints import write_drafter
 from trtllm_dspark.checkpoints.hf_writer import write_hf_model
 from trtllm_dspark.config import BucketConfig, DrafterConfig
+from trtllm_dspark.engines.build import BuildJob, builds_beside
 from trtllm_dspark.engines.build_profiles import drafter_profiles, target_profiles
 from trtllm_dspark.engines.build_tensorrt import BuildOptions, build_engine
 from trtllm_dspark.engines.engine_dir import load_engine_dir
@@ -82,6 +83,21 @@ def model_dir(tmp_path_factory, models) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "options,workers,beside",
+    [
+        (BuildOptions(), 2, True),
+        (BuildOptions(), 1, False),
+        (BuildOptions("tensorrt", ()), 2, False),
+        (None, 2, False),
+    ],
+)
+def test_engines_are_built_side_by_side_only_where_nothing_is_timed(options, workers, beside):
+    limits = make_limits(None)
+    job = BuildJob(None, Path("e"), limits, options=options, workers=workers)
+    assert builds_beside(job) == beside
+
+
 def rtx():
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the extra rtx")
     pytest.importorskip("onnxscript", reason="needs the extra rtx")
@@ -137,17 +153,16 @@ COMMON = [
 def test_dspark_build_makes_a_whole_engine_directory(model_dir, tmp_path, capsys):
     rtx()
     output = tmp_path / "engine"
-    cache = tmp_path / "timing.cache"
     arguments = ["--model-dir", str(model_dir), "--output-dir", str(output), *COMMON]
-    assert main([*arguments, "--output_timing_cache", str(cache)]) == 0
+    assert main([*arguments, "--output_timing_cache", str(tmp_path / "timing.cache")]) == 0
     loaded = load_engine_dir(output, verify=True)
     assert loaded.facts.compute_capabilities == ("8.9",)
     assert loaded.facts.limits.rungs == (1, 8) and loaded.facts.drafter == DRAFTER
     assert loaded.build_config["max_draft_len"] == 7
     assert loaded.pretrained_config["num_hidden_layers"] == 2
     assert (output / "rank0.engine").stat().st_size > 50_000
-    assert (output / "drafter.engine").is_file() and cache.is_file()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["engine", "timing.cache"]
+    assert (output / "drafter.engine").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["engine"]
     capsys.readouterr()
     with pytest.raises(CheckpointError, match="exists and is not empty"):
         main(arguments)

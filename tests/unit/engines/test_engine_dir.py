@@ -54,6 +54,13 @@ def test_the_manifest_lists_every_other_file_with_size_and_digest(directory):
     assert files["rank0.engine"]["bytes"] == 6
 
 
+def test_what_may_be_measured_again_later_is_not_part_of_the_manifest(directory):
+    (directory / "calibration.json").write_text("{}")
+    write_manifest(directory, FACTS)
+    (directory / "calibration.json").write_text('{"temperatures": []}')
+    assert load_engine_dir(directory, verify=True).facts == FACTS
+
+
 def test_a_cut_or_missing_file_is_named_with_both_sizes(directory):
     (directory / "rank0.engine").write_bytes(b"targ")
     with pytest.raises(EngineError, match=r"rank0.engine: found 4 bytes, the manifest says 6"):

@@ -1,191 +1,225 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls into TensorRT exist in the real bindings with these arguments; inputs, keys are right."""
+"""The TensorRT engine class equals the torch engine, its CUDA and TensorRT being host doubles.
+
+What this shows: memory, order, graphs, padding and page pools are right and every call exists. What
+it cannot show is that a GPU does the same (docs/engines.md).
+"""
 
 from __future__ import annotations
 
-import types
+import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
-from tests.unit.engines.recording_double import Parameter, Recorder, accepts, parse_signatures
-from trtllm_dspark.engines.build_profiles import EngineLimits
-from trtllm_dspark.engines.protocol import TargetStep
-from trtllm_dspark.engines.tensorrt_engine_inputs import (
-    GraphKey,
-    append_key,
-    fits_drafting,
-    table_width,
-    target_inputs,
-    target_key,
+from tests.unit.decoding.loops import generate, request
+from tests.unit.engines.exported import make_drafter, make_limits, make_target, make_torch_engine
+from tests.unit.engines.test_export import (
+    CASES,
+    HIDDEN,
+    STEPS,
+    close,
+    compare_pages,
+    drafter_config,
+    drafter_step,
+    target_step,
 )
-from trtllm_dspark.engines.tensorrt_engine_session import EngineSession
-from trtllm_dspark.errors import ConfigError, EngineError
+from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
+from trtllm_dspark.decoding.loop import DecodingLoop
+from trtllm_dspark.engines.build_profiles import drafter_profiles, target_profiles
+from trtllm_dspark.engines.engine_dir import EngineDirectory, EngineFacts
+from trtllm_dspark.engines.export import export_drafter, export_target
+from trtllm_dspark.engines.onnx_sharing import share_common_nodes
+from trtllm_dspark.engines.protocol import ContextAppend
+from trtllm_dspark.engines.tensorrt_engine_device import Device
+from trtllm_dspark.engines.tensorrt_loader import assemble_engine
+from trtllm_dspark.errors import EngineError
+from trtllm_dspark.scheduling import create_policy
+from trtllm_dspark.scheduling.survival import SurvivalEstimator
 
-LIMITS = EngineLimits((1, 2, 4, 8, 16, 32), (1, 2, 4), 3, 3, 40, 4, 41)
+bindings = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the extra rtx")
+cuda_runtime = pytest.importorskip("cuda.bindings.runtime", reason="needs the extra rtx")
+pytest.importorskip("onnxruntime", reason="needs onnxruntime (extra dev)")
 
-
-def step(lens=(3, 1, 4), rung=16, width=3) -> TargetStep:
-    cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
-    table = np.arange(1, 1 + len(lens) * width, dtype=np.int32).reshape(len(lens), width)
-    return TargetStep(
-        token_ids=np.arange(cu[-1], dtype=np.int32),
-        positions=np.concatenate([np.arange(n) for n in lens]).astype(np.int32),
-        cu_query_lens=cu,
-        context_lens=np.zeros(len(lens), np.int32),
-        page_table=table,
-        logit_rows=np.array([2, 3, 7], np.int32),
-        rung=rung,
-    )
-
-
-def test_with_plugins_the_rung_alone_is_the_key():
-    keys = {target_key(step(lens), LIMITS, exact_shapes=False) for lens in ((3, 1, 4), (9, 1, 1))}
-    assert keys == {GraphKey(4, 16, LIMITS.max_table_width)}
+from tests.unit.engines.executing_double import TORCH_STREAM, HostCuda, host_tensorrt  # noqa: E402
 
 
-def test_with_bodies_query_and_table_lengths_fall_into_few_classes():
-    short = target_key(step((3, 1, 4)), LIMITS, exact_shapes=True)
-    chunk = target_key(step((9, 1, 1)), LIMITS, exact_shapes=True)
-    assert (short.query_len, chunk.query_len) == (4, 16)
-    assert short.table_width == 4
+@pytest.fixture(scope="module")
+def models():
+    make, changes = CASES["llama-markov-shifted"]
+    target = make_target(make())
+    drafter = make_drafter(drafter_config(**changes), target)
+    return target, drafter, make_limits(drafter)
 
 
-@pytest.mark.parametrize("columns,width", [(0, 1), (1, 1), (3, 4), (4, 4), (9, 11), (11, 11)])
-def test_tables_are_a_power_of_two_wide_up_to_the_engines_widest(columns, width):
-    assert table_width(np.zeros((1, columns), np.int32), LIMITS) == width
-
-
-def test_a_table_wider_than_the_engine_is_refused():
-    with pytest.raises(ConfigError, match="page table columns = 12"):
-        table_width(np.zeros((1, 12), np.int32), LIMITS)
-
-
-def test_padding_rows_go_to_the_scratch_page_and_padding_requests_have_no_rows():
-    inputs = target_inputs(step(), GraphKey(4, 4, 4), LIMITS)
-    assert inputs["token_ids"].tolist() == [*range(8), *[0] * 8]
-    assert inputs["cu_query_lens"].tolist() == [0, 3, 4, 8, 8]
-    assert inputs["slots"].tolist() == [4, 5, 6, 16, 28, 29, 30, 31, *[0] * 8]
-    assert inputs["page_table"].tolist()[2:] == [[7, 8, 9, 0], [0, 0, 0, 0]]
-    assert inputs["logit_rows"].tolist() == [2, 3, 7, *[0] * 13]
-    assert inputs["slots"].dtype == np.int64 and inputs["positions"].dtype == np.int32
-
-
-def test_context_rows_ride_with_a_draft_while_they_are_one_steps_worth():
-    assert fits_drafting(3, 16, LIMITS) and not fits_drafting(3, 17, LIMITS)
-    assert append_key(17, LIMITS) == GraphKey(3, 0, 1, 32)
-
-
-DOC = """create(*args, **kwargs)
-Overloaded function.
-
-1. create(self: a.b.Engine, strategy: a.b.Strategy = <Strategy.STATIC: 0>) -> a.b.Context
-
-2. create(self: a.b.Engine, name: str, size: typing.SupportsInt) -> bool
-"""
-
-
-def test_overloads_are_parsed_and_calls_checked_against_them():
-    first, second = parse_signatures(DOC, "create")
-    assert first == [Parameter("strategy", "a.b.Strategy", True)]
-    assert accepts(first, ()) and not accepts(first, (1, 2))
-    assert accepts(second, ("x", 3)) and not accepts(second, (3, "x"))
-    assert not accepts(second, ("x",))
-
-
-@pytest.fixture
-def bindings():
-    return pytest.importorskip("tensorrt_rtx_bindings", reason="needs the extra rtx")
-
-
-def double(trt, calls, *, deserialises=True, known=("token_ids", "logits"), **answers):
-    """A module like the bindings whose objects record what they are asked."""
-    context = Recorder(trt.IExecutionContext, {"infer_shapes": [], **answers}, calls)
-    engine = Recorder(
-        trt.ICudaEngine,
-        {
-            "device_memory_size_v2": 4096,
-            "num_io_tensors": len(known),
-            "get_tensor_name": lambda i: known[i],
-            "get_tensor_mode": lambda n: (
-                trt.TensorIOMode.OUTPUT if n == "logits" else trt.TensorIOMode.INPUT
-            ),
-            "create_execution_context": context,
-        },
-        calls,
-    )
-    # A Recorder is not callable: answers that are objects come back as they are.
-    runtime = Recorder(
-        trt.Runtime, {"deserialize_cuda_engine": engine if deserialises else None}, calls
-    )
-    return types.SimpleNamespace(
-        Logger=trt.Logger,
-        Runtime=lambda logger: runtime,
-        TensorIOMode=trt.TensorIOMode,
-        ExecutionContextAllocationStrategy=trt.ExecutionContextAllocationStrategy,
-    )
-
-
-@pytest.fixture
-def plan(tmp_path):
-    path = tmp_path / "rank0.engine"
-    path.write_bytes(b"plan")
+@pytest.fixture(scope="module")
+def graphs(models, tmp_path_factory):
+    """Exported once, prepared as for TensorRT-RTX; an engine file holds the path of its graph."""
+    target, drafter, limits = models
+    path = tmp_path_factory.mktemp("graphs")
+    taps = drafter.config.target_layer_ids
+    export_target(target, path / "t.onnx", taps, page_size=limits.page_size)
+    export_drafter(drafter, path / "d.onnx", page_size=limits.page_size)
+    share_common_nodes(path / "t.onnx", path / "target.onnx")
+    share_common_nodes(path / "d.onnx", path / "drafter.onnx")
     return path
 
 
-def test_a_session_binds_shapes_and_addresses_and_enqueues_on_its_stream(bindings, plan):
-    calls: list = []
-    session = EngineSession(double(bindings, calls), plan, 7, lambda size: 256 * size)
-    context = session.bind(2, {"token_ids": (16,)}, {"token_ids": 1024, "logits": 2048})
-    session.enqueue(context)
-    wanted = [call[1:] for call in calls if call[0] == "IExecutionContext"]
-    assert wanted == [
-        ("set_device_memory", 256 * 4096, 4096),
-        ("set_optimization_profile_async", 2, 7),
-        ("set_input_shape", "token_ids", (16,)),
-        ("set_tensor_address", "token_ids", 1024),
-        ("set_tensor_address", "logits", 2048),
-        ("infer_shapes",),
-        ("execute_async_v3", 7),
-    ]
-    session.bind(2, {"token_ids": (8,)}, {"token_ids": 1024, "logits": 2048})
-    assert [c[1] for c in calls].count("create_execution_context") == 1
+class Opened:
+    """An engine over the doubles, and what was asked of them."""
+
+    def __init__(self, models, graphs, directory, *, separate=False, plugins=False, **options):
+        _, drafter, limits = models
+        facts = EngineFacts(
+            backend="tensorrt_rtx",
+            dtype="float32",
+            limits=limits,
+            tap_layers=drafter.config.target_layer_ids,
+            tap_width=2 * HIDDEN,
+            drafter=drafter.config,
+            plugins=plugins,
+            separate_engines=separate,
+        )
+        for profile, name in enumerate(facts.target_files()):
+            chosen = f"#{profile}" if separate else ""
+            (directory / name).write_text(f"{graphs / 'target.onnx'}{chosen}")
+        for name in facts.drafter_files():
+            (directory / name).write_text(str(graphs / "drafter.onnx"))
+        profiles = {
+            "target.onnx": target_profiles(limits),
+            "drafter.onnx": drafter_profiles(limits, facts.tap_width),
+        }
+        self.calls: list = []
+        self.cuda = HostCuda(cuda_runtime)
+        device = Device(self.cuda, torch.device("cpu"), lambda: TORCH_STREAM)
+        trt = host_tensorrt(bindings, self.cuda, profiles, self.calls)
+        found = EngineDirectory(directory, facts, {}, {}, facts.fingerprint)
+        self.engine = assemble_engine(found, trt, device, **options)
+
+    def count(self, name: str) -> int:
+        return self.cuda.calls.count(name) + sum(call[1] == name for call in self.calls)
 
 
-@pytest.mark.parametrize(
-    "answers,message",
-    [
-        ({"set_input_shape": False}, "outside profile 2"),
-        ({"set_tensor_address": False}, "was refused"),
-        ({"infer_shapes": ["logits"]}, "missing for"),
-        ({"set_optimization_profile_async": False}, "has no profile 2"),
-        ({"execute_async_v3": False}, "enqueueing failed"),
-    ],
-)
-def test_every_refusal_of_the_backend_becomes_an_error_that_names_it(
-    bindings, plan, answers, message
+@pytest.fixture
+def opened(models, graphs, tmp_path):
+    return Opened(models, graphs, tmp_path)
+
+
+def pages_now(calls) -> list[torch.Tensor]:
+    """The pool that the next call reads."""
+    pool = 0 if calls.in_place else calls._num_calls % 2
+    return list(calls._pools[pool].values())
+
+
+def test_logits_taps_pages_drafts_and_confidences_equal_torch_over_ragged_steps(models, opened):
+    reference, engine = make_torch_engine(*models), opened.engine
+    rng = np.random.default_rng(0)
+    contexts = np.zeros(3, np.int64)
+    for lens, rung in [*STEPS, *[((1, 1, 1), 4)] * 3]:
+        step = target_step(rng, contexts, lens, rung)
+        expected, found = reference.run_target(step), engine.run_target(step)
+        close(found.logits, expected.logits)
+        close(found.taps, expected.taps)
+        for runner, taps in ((reference, expected.taps), (engine, found.taps)):
+            runner.append_context(
+                ContextAppend(taps, step.positions, step.cu_query_lens, step.page_table)
+            )
+        contexts = contexts + lens
+        draft = drafter_step(rng, contexts)
+        block, ours = reference.run_drafter(draft), engine.run_drafter(draft)
+        assert ours.token_ids.tolist() == block.token_ids.tolist() and ours.draft_probs is None
+        close(ours.confidence_logits, block.confidence_logits)
+    compare_pages(pages_now(engine._target), reference.kv_pages)
+    compare_pages(pages_now(engine._drafter), reference.drafter_pages)
+    assert opened.count("cudaGraphLaunch") > 0
+
+
+def test_a_shape_is_bound_and_captured_once_per_pool_and_launched_from_then_on(models, opened):
+    rng = np.random.default_rng(1)
+    for number in range(6):
+        opened.engine.run_target(target_step(rng, [number, number, number], [1, 1, 1], 4))
+    assert opened.count("create_execution_context") == 2
+    assert opened.count("cudaStreamBeginCapture") == 2
+    assert opened.count("cudaGraphLaunch") == 4
+    assert opened.count("cudaMemcpyAsync") == 6
+
+
+def test_more_context_rows_than_one_call_holds_are_split_and_the_rest_rides_with_the_draft(
+    models, opened
 ):
-    session = EngineSession(double(bindings, [], **answers), plan, 7, lambda size: 256)
-    with pytest.raises(EngineError, match=message):
-        session.enqueue(session.bind(2, {"token_ids": (16,)}, {"token_ids": 1, "logits": 2}))
+    reference, engine = make_torch_engine(*models), opened.engine
+    rng = np.random.default_rng(2)
+    taps = torch.from_numpy(rng.standard_normal((66, 2 * HIDDEN)).astype(np.float32))
+    positions = np.concatenate([np.arange(n) for n in (20, 22, 24)]).astype(np.int32)
+    cu = np.array([0, 20, 42, 66], np.int32)
+    draft = drafter_step(rng, [20, 22, 24])
+    for runner in (reference, engine):
+        runner.append_context(ContextAppend(taps, positions, cu, draft.page_table))
+    found, expected = engine.run_drafter(draft), reference.run_drafter(draft)
+    assert engine._drafter._num_calls == 3
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    close(found.confidence_logits, expected.confidence_logits)
+    compare_pages(pages_now(engine._drafter), reference.drafter_pages)
 
 
-def test_an_engine_of_another_version_or_gpu_is_refused_with_what_to_do(bindings, plan):
-    with pytest.raises(EngineError, match="build again here"):
-        EngineSession(double(bindings, [], deserialises=False), plan, 7, lambda size: 256)
+def test_rows_that_nobody_drafts_from_are_written_before_the_next_ones(models, opened):
+    reference, engine = make_torch_engine(*models), opened.engine
+    rng = np.random.default_rng(3)
+    for start in (0, 3, 6):
+        taps = torch.from_numpy(rng.standard_normal((3, 2 * HIDDEN)).astype(np.float32))
+        positions, cu = np.arange(start, start + 3, dtype=np.int32), np.array([0, 3], np.int32)
+        table = drafter_step(rng, [9]).page_table
+        for runner in (reference, engine):
+            runner.append_context(ContextAppend(taps.clone(), positions, cu, table))
+        taps.zero_()
+    draft = drafter_step(rng, [9])
+    expected = reference.run_drafter(draft)
+    assert engine.run_drafter(draft).token_ids.tolist() == expected.token_ids.tolist()
 
 
-def test_a_tensor_without_a_buffer_is_named(bindings, plan):
-    session = EngineSession(double(bindings, []), plan, 7, lambda size: 256)
-    with pytest.raises(EngineError, match="'logits' has no buffer"):
-        session.bind(0, {"token_ids": (16,)}, {"token_ids": 1})
+def loop_over(engine) -> DecodingLoop:
+    drafter = DSparkDrafter(engine, can_sample=False)
+    policy = create_policy("fixed")
+    return DecodingLoop(engine, drafter, policy, SurvivalEstimator(3, None))
 
 
-def test_the_double_refuses_calls_that_the_bindings_do_not_have(bindings):
-    context = Recorder(bindings.IExecutionContext, {}, [])
-    with pytest.raises(AttributeError, match="execute_async_v9"):
-        context.execute_async_v9(1)
-    with pytest.raises(TypeError, match="fits none of"):
-        context.set_tensor_address("x")
-    with pytest.raises(TypeError, match="fits none of"):
-        context.set_tensor_address(1, "x")
+def test_the_decoding_loop_generates_the_same_on_both_engines(models, opened):
+    prompts = [list(np.random.default_rng(i).integers(0, 60, 4 + 5 * i)) for i in range(4)]
+    requests = [request(i, prompt, max_tokens=9) for i, prompt in enumerate(prompts)]
+    requests.append(request("sampled", prompts[0], max_tokens=9, temperature=0.8, seed=3))
+    expected = generate(loop_over(make_torch_engine(*models)), requests)
+    assert generate(loop_over(opened.engine), requests) == expected
+
+
+def test_separate_files_per_rung_share_buffers_and_pages(models, graphs, tmp_path):
+    opened = Opened(models, graphs, tmp_path, separate=True, use_drafter=False)
+    reference = make_torch_engine(*models)
+    rng = np.random.default_rng(4)
+    contexts = np.zeros(3, np.int64)
+    for lens, rung in STEPS[1:4]:
+        step = target_step(rng, contexts, lens, rung)
+        found = opened.engine.run_target(step)
+        close(found.logits, reference.run_target(step).logits)
+        assert found.taps is None
+        contexts = contexts + lens
+    with pytest.raises(EngineError, match="without a drafter"):
+        opened.engine.run_drafter(drafter_step(rng, contexts))
+
+
+def test_what_the_loop_must_know_comes_from_the_directory_and_the_engine(models, opened):
+    info = opened.engine.info
+    assert (info.vocab_size, info.rungs, info.num_drafts) == (61, models[2].rungs, 3)
+    assert info.extra["backend"] == "tensorrt_rtx" and info.device == "cpu"
+
+
+def test_a_directory_that_lies_about_plugins_is_refused(models, graphs, tmp_path):
+    with pytest.raises(EngineError, match="does not update pages in place"):
+        Opened(models, graphs, tmp_path, plugins=True)
+
+
+def test_a_step_that_fits_no_profile_is_refused_before_anything_runs(models, opened):
+    step = target_step(np.random.default_rng(5), [0], [3], 4)
+    with pytest.raises(EngineError, match="rung 5"):
+        opened.engine.run_target(dataclasses.replace(step, rung=5))
+    assert opened.count("execute_async_v3") == 0
