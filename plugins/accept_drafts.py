@@ -13,7 +13,7 @@ ONE_HOT, AS_PROBS, AS_LOGITS = 0, 1, 2
 """How q is given: not at all, as probabilities, or as logits with their (max, mass)."""
 
 BLOCK_TOKENS = 1024
-NUM_WARPS = 8
+NUM_WARPS = 4
 
 
 @dataclass(frozen=True)

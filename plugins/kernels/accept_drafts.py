@@ -173,7 +173,7 @@ def _draw_next(
     Two passes: the total weight, then the tile in which it crosses uniform · total.
     """
     total = tl.zeros([1], tl.float64)
-    for first in tl.range(0, VOCAB, BLOCK, num_stages=8):
+    for first in tl.range(0, VOCAB, BLOCK, num_stages=8192 // BLOCK):
         weights = final_weights(
             row_ptr,
             draft_probs_ptr,

@@ -36,7 +36,7 @@ def pick(
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], low, tl.float32)
     ids = tl.full([BLOCK], NO_TOKEN, tl.int32)
-    for first in tl.range(0, VOCAB, BLOCK, num_stages=9):
+    for first in tl.range(0, VOCAB, BLOCK, num_stages=8192 // BLOCK + 1):
         tokens = first + lanes
         logits = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=low).to(tl.float32)
         scores = logits
@@ -61,7 +61,7 @@ def soft_max_of(row_ptr, scale, threshold, VOCAB: tl.constexpr, BLOCK: tl.conste
     lanes = tl.arange(0, BLOCK)
     top = tl.max(tl.load(row_ptr + lanes, mask=lanes < VOCAB, other=low).to(tl.float32), axis=0)
     mass = top * 0.0
-    for first in tl.range(0, VOCAB, BLOCK, num_stages=9):
+    for first in tl.range(0, VOCAB, BLOCK, num_stages=8192 // BLOCK + 1):
         tokens = first + lanes
         logits = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=low).to(tl.float32)
         new_top = tl.maximum(top, tl.max(logits, axis=0))
