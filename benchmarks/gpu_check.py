@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_bench.environment import Target, describe_machine, interpret_kernels, make_importable
 
-SECTIONS = ("checks", "loop", "kernels", "rounds")
+SECTIONS = ("checks", "loop", "engine", "kernels", "rounds")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -63,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     print(format_report(report))
     print(f"report written to {path}")
     failed = [row["name"] for row in report["checks"] if not row["ok"]]
-    failed += ["loop"] * any(row["num_wrong"] for row in report["loop"])
+    for name in ("loop", "engine"):
+        failed += [name] * any(row["num_wrong"] for row in report[name])
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0
@@ -76,9 +77,16 @@ def run_sections(target: Target, sections: list[str]) -> dict[str, Any]:
         "is_interpreted": target.is_interpreted,
         "seed": target.seed,
         "seconds": {},
-        **{name: [] for name in ("checks", "loop", "kernels", "block_sizes", "latency_table")},
+        **{name: [] for name in ("checks", "loop", "engine", "overlap", "kernels")},
+        **{name: [] for name in ("block_sizes", "latency_table")},
     }
-    runners = {"checks": run_checks, "loop": run_loop, "kernels": run_kernels, "rounds": run_rounds}
+    runners = {
+        "checks": run_checks,
+        "loop": run_loop,
+        "engine": run_engine,
+        "kernels": run_kernels,
+        "rounds": run_rounds,
+    }
     for name in sections:
         start = time.perf_counter()
         print(f"… {name}", flush=True)
@@ -117,6 +125,17 @@ def run_loop(target: Target, report: dict[str, Any]) -> None:
     from gpu_bench.decode_loop import run_decode_loop
 
     report["loop"] = [vars(run_decode_loop(target))]
+
+
+def run_engine(target: Target, report: dict[str, Any]) -> None:
+    """The product's own engine and loop: tokens, then the scheduler's overlap."""
+    from gpu_bench.engine_loop import run_engine_loops
+    from gpu_bench.engine_overlap import bench_overlap
+
+    report["engine"] = [vars(result) for result in run_engine_loops(target)]
+    if target.is_cuda:
+        release_memory()
+    report["overlap"] = bench_overlap(target)
 
 
 def run_kernels(target: Target, report: dict[str, Any]) -> None:

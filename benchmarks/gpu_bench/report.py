@@ -58,6 +58,11 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("kind", "num_requests", "ratio", "rung", "median_ms", "weights_floor_ms"),
     ),
     ("loop", ("num_compared", "num_wrong", "num_rounds", "num_committed")),
+    ("engine", ("model", "num_compared", "num_wrong", "num_rounds", "skipped")),
+    (
+        "overlap",
+        ("num_requests", "context_len", "step_ms", "device_ms", "scheduler_ms", "share_hidden"),
+    ),
     ("bars", ("bar", "value", "wanted", "ok")),
 )
 
@@ -98,6 +103,9 @@ def judge_bars(report: dict[str, Any]) -> list[Row]:
         bars.append(_bar("Markov head, share of the round at R = 64", share, 0.013, is_upper=True))
         ratio = table[64, 1.0] / table[64, 0.25]
         bars.append({"bar": "full / 25 % round at R = 64 (2.42 on H20)", "value": ratio})
+    hidden = [row["share_hidden"] for row in report.get("overlap", []) if row["num_requests"] == 64]
+    if hidden:
+        bars.append(_bar("scheduler hidden behind the device at R = 64", hidden[0], 1.0))
     return bars
 
 

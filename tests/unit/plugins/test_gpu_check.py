@@ -41,8 +41,12 @@ def test_every_section_runs_in_smoke_mode(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert all(row["ok"] for row in report["checks"])
-    for section in ("checks", "loop", "kernels", "block_sizes", "latency_table"):
+    for section in ("checks", "loop", "kernels", "block_sizes", "latency_table", "overlap"):
         assert report[section], section
+    random_model, demo_model = report["engine"]
+    assert random_model["num_wrong"] == 0 and random_model["num_compared"] >= 6
+    assert random_model["num_rounds"] >= 1
+    assert demo_model["num_compared"] == 0 and demo_model["skipped"]
     assert "say nothing about a GPU" in (tmp_path / "gpu_check.txt").read_text()
     assert report["bars"] == []
 
@@ -95,6 +99,14 @@ def test_bars_are_judged_on_memory_bound_cells_of_a_gpu_only() -> None:
     assert [bar["value"] for bar in bars] == [0.8, 0.01, 2.0]
     assert [bar.get("ok") for bar in bars] == [True, True, None]
     assert judge_bars(make_report(is_interpreted=True)) == []
+
+
+def test_planning_counts_as_hidden_only_where_every_round_hid_it() -> None:
+    for share, is_ok in ((1.0, True), (0.96, False)):
+        overlap = [{"num_requests": 1, "share_hidden": 0.0}, {"num_requests": 64}]
+        overlap[1]["share_hidden"] = share
+        bar = judge_bars(make_report(overlap=overlap))[-1]
+        assert (bar["value"], bar["ok"]) == (share, is_ok)
 
 
 def test_tables_are_aligned_and_leave_missing_values_blank() -> None:
