@@ -40,6 +40,7 @@ class PackedRows:
             self.cu_query_lens,
             self.context_lens,
             self.query_offsets,
+            self.slots,
             scale,
             is_causal,
         )

@@ -28,7 +28,7 @@ SCHEMAS: dict[str, tuple[str, str, str]] = {
         "num_heads:INT num_kv_heads:INT head_dim:INT has_norm:INT eps:FLOAT",
     ),
     "ragged_verify_attention": (
-        "q:T kv_pages:T page_table:I cu_query_lens:I context_lens:I query_offsets:I",
+        "q:T kv_pages:T page_table:I cu_query_lens:I context_lens:I query_offsets:I slots:L",
         "partials:F lse:F",
         "scale:FLOAT is_causal:INT",
     ),
@@ -36,7 +36,8 @@ SCHEMAS: dict[str, tuple[str, str, str]] = {
     "markov_tile": ("base_logits:T features:T w2:T", "tile_logits:F tile_ids:I", ""),
     "markov_select": ("tile_logits:F tile_ids:I", "token_ids:I", ""),
 }
-"""Every node of the domain; `query_offsets` [Q] = 0..Q−1 carries the longest query by its length.
+"""Every node of the domain; `query_offsets` [Q] = 0..Q−1 carries the longest query by its length,
+the attention's `slots` [N] the number of rows (q would do; but all layers share the slots).
 
 markov_tile also stands for its own kernel's tiles: [R, tiles]; the function bodies use one tile.
 """
@@ -90,6 +91,7 @@ def ragged_verify_attention(
     cu_query_lens: torch.Tensor,
     context_lens: torch.Tensor,
     query_offsets: torch.Tensor,
+    slots: torch.Tensor,
     scale: float,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,6 +107,7 @@ def _(
     cu_query_lens: torch.Tensor,
     context_lens: torch.Tensor,
     query_offsets: torch.Tensor,
+    slots: torch.Tensor,
     scale: float,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,22 +198,27 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Custom op → function that makes its ONNX node, for torch.onnx.export."""
     opset = register_schemas()
 
-    def append(*inputs: Any, **attributes: Any) -> Any:
-        names = ("num_heads", "num_kv_heads", "head_dim", "has_norm", "eps")
-        return opset.kv_append_(*inputs[:6], **_attributes(names, inputs[6:], attributes))
+    def make_node(name: str, *names: str) -> Callable[..., Any]:
+        """Tensor arguments become the node's inputs, the others its attributes."""
+        count = len(SCHEMAS[name][0].split())
 
-    def attend(*inputs: Any, **attributes: Any) -> Any:
-        names = ("scale", "is_causal")
-        values = _attributes(names, inputs[6:], attributes)
-        return opset.ragged_verify_attention(*inputs[:6], **values)
+        def make(*inputs: Any, **attributes: Any) -> Any:
+            values = _attributes(names, inputs[count:], attributes)
+            return getattr(opset, name)(*inputs[:count], **values)
+
+        return make
 
     ops = torch.ops.dspark
     return {
-        ops.kv_append.default: append,
-        ops.ragged_verify_attention.default: attend,
-        ops.ragged_verify_reduce.default: lambda *inputs: opset.ragged_verify_reduce(*inputs),
-        ops.markov_tile.default: lambda *inputs: opset.markov_tile(*inputs),
-        ops.markov_select.default: lambda *inputs: opset.markov_select(*inputs),
+        ops.kv_append.default: make_node(
+            "kv_append_", "num_heads", "num_kv_heads", "head_dim", "has_norm", "eps"
+        ),
+        ops.ragged_verify_attention.default: make_node(
+            "ragged_verify_attention", "scale", "is_causal"
+        ),
+        ops.ragged_verify_reduce.default: make_node("ragged_verify_reduce"),
+        ops.markov_tile.default: make_node("markov_tile"),
+        ops.markov_select.default: make_node("markov_select"),
     }
 
 

@@ -138,8 +138,8 @@ lens = Sub (ends, starts)
 starts_column = Unsqueeze (starts, second)
 lens_column = Unsqueeze (lens, second)
 contexts_column = Unsqueeze (contexts, second)
-q_shape = Shape (q)
-num_rows = Gather <axis = 0> (q_shape, i0)
+rows_of_call = Shape (slots)
+num_rows = Gather <axis = 0> (rows_of_call, i0)
 last_row = Sub (num_rows, i1)
 """
 _GATHER_QUERIES = """
@@ -245,7 +245,7 @@ def _attention(s: FunctionShape) -> str:
         lines += text.strip().splitlines()
     signature = (
         "ragged_verify_attention (q, kv_pages, page_table, cu_query_lens, context_lens, "
-        "query_offsets) => (partials, lse)"
+        "query_offsets, slots) => (partials, lse)"
     )
     return _function(signature, lines)
 
