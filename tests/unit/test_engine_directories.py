@@ -20,8 +20,9 @@ from trtllm_dspark.engines.engine_dir import write_config, write_manifest
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.serving.model_parameters import ModelParameters, read_system_config
 from trtllm_dspark.serving.preprocessing_model import load_vocab_size
-from trtllm_dspark.serving.repository import render_repository
+from trtllm_dspark.serving.repository import render_repository, template_dir
 from trtllm_dspark.serving.server import running_server
+from trtllm_dspark.serving.template import template_keys
 
 LIMITS = ["--max_batch_size=3", "--max_num_tokens=48", "--max_seq_len=96", "--ratios=0.5,1.0"]
 
@@ -104,6 +105,16 @@ def test_engine_dir_of_the_repository_templates_may_be_a_built_directory(engine_
     text = (rendered / "preprocessing" / "config.pbtxt").read_text()
     assert f'string_value: "{engine_dir}"' in text
     assert load_vocab_size(str(engine_dir), system.tokenizer) == 259
+
+
+def test_the_templates_carry_profile_and_batching_parameters(model_dir):
+    filled = {"gpt_model_path": str(model_dir), "profile": "never", "max_num_tokens": "200"}
+    parameters = {key: {"string_value": value} for key, value in filled.items()}
+    config = read_system_config(ModelParameters({"parameters": parameters, "max_batch_size": 8}))
+    assert (config.profile, config.buckets.max_num_requests) == ("never", 8)
+    assert config.buckets.max_num_tokens == 200
+    text = (template_dir() / "tensorrt_llm" / "config.pbtxt").read_text()
+    assert {"engine_dir", "policy", "profile", "max_num_tokens"} <= set(template_keys(text))
 
 
 def test_text_models_find_end_tokens_beside_the_engines(engine_dir):

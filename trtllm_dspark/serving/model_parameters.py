@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trtllm_dspark.config import SystemConfig, from_json_dict, load_json
+from trtllm_dspark.config import BucketConfig, SystemConfig, from_json_dict, load_json
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.serving.template import DEFAULTS
 
@@ -101,6 +101,8 @@ ENGINE_PARAMETERS = (
     "device",
     "dtype",
     "max_seq_len",
+    "max_num_tokens",
+    "profile",
     "drain_timeout_s",
 )
 """Parameters of `tensorrt_llm` that have an effect."""
@@ -124,6 +126,7 @@ def _override(config: SystemConfig, parameters: ModelParameters) -> SystemConfig
             ("drafter", "drafter"),
             ("device", "device"),
             ("dtype", "dtype"),
+            ("profile", "profile"),
         )
         if parameters.text(key)
     }
@@ -134,16 +137,24 @@ def _override(config: SystemConfig, parameters: ModelParameters) -> SystemConfig
             config.scheduler, policy=parameters.text("policy")
         )
     changes["cache"] = _cache(config, parameters)
-    if parameters.max_batch_size and not parameters.text("dspark_config"):
-        changes["buckets"] = dataclasses.replace(
-            config.buckets,
-            max_num_requests=parameters.max_batch_size,
-            max_num_tokens=max(config.buckets.max_num_tokens, 8 * parameters.max_batch_size),
-        )
+    changes["buckets"] = _buckets(config, parameters)
     config = dataclasses.replace(config, **changes)
     if not config.model_dir:
         raise ConfigError("engine_dir is not filled: give the model directory to tensorrt_llm")
     return config
+
+
+def _buckets(config: SystemConfig, parameters: ModelParameters) -> BucketConfig:
+    """The limits of a step; an engine directory overrules them later."""
+    buckets = config.buckets
+    if parameters.max_batch_size and not parameters.text("dspark_config"):
+        buckets = dataclasses.replace(
+            buckets,
+            max_num_requests=parameters.max_batch_size,
+            max_num_tokens=max(buckets.max_num_tokens, 8 * parameters.max_batch_size),
+        )
+    num_tokens = parameters.number("max_num_tokens", buckets.max_num_tokens)
+    return dataclasses.replace(buckets, max_num_tokens=num_tokens)
 
 
 def _cache(config: SystemConfig, parameters: ModelParameters) -> Any:
