@@ -156,8 +156,10 @@ class DecodingLoop:
         view = self._view(batch)
         decision = (self.rounds or self.policy).decide(view)
         times.mark("plan")
-        if self.rounds is not None and self.rounds.takes(batch, decision):
-            return outputs + self._run_round(self.rounds, batch, view, decision, times)
+        if self.rounds is not None:
+            if self.rounds.takes(batch, decision):
+                return outputs + self._run_round(self.rounds, batch, view, decision, times)
+            self.rounds.settle()  # what the host does now is learnt in order
         block = self._draft(batch, decision)
         times.mark("draft")
         survivals = self.estimator.survivals(block.confidence_logits, block.draft_lens, view.modes)

@@ -65,15 +65,9 @@ class Rounds:
         self._unsettled: Callable[[], None] | None = None
 
     def takes(self, batch: ScheduledBatch, decision: DraftDecision) -> bool:
-        """Whether this step can run without the host: drafted, no prompts, plain distributions.
-
-        If not, the last round is settled: what the host does next is learnt in order.
-        """
+        """Whether this step can run without the host: drafted, no prompts, plain distributions."""
         drafted = decision.draft_mask & (batch.draft_caps > 0)
-        if drafted.any() and not batch.prefill and all(map(_is_plain, batch.decoding)):
-            return True
-        self.settle()
-        return False
+        return bool(drafted.any()) and not batch.prefill and all(map(_is_plain, batch.decoding))
 
     def settle_later(self, learn: Callable[[], None]) -> None:
         """Keep what a round taught until the next one runs."""
