@@ -53,13 +53,18 @@ def h20(policy: str, batch: int, num_steps: int = 800, version: str = "new") -> 
 
 
 @cache
-def optimum(batch: int, num_steps: int = 2000) -> float:
-    """Two rounds of Dinkelbach's iteration, from the rate that `adaptive` achieves."""
+def optimum(batch: int, num_samples: int, num_steps: int = 2000) -> float:
+    """Two rounds of Dinkelbach's iteration, from the rate that `adaptive` achieves.
+
+    `num_samples` old survivals per request are averaged: 1 is the newest that may be seen, 8 is
+    what `adaptive` itself averages.
+    """
     rate = h20("adaptive", batch, num_steps).expected_tokens_per_s / 1e3
     found = []
     for _ in range(2):
         estimator, table = SurvivalEstimator(15), h20_table()
-        policy = LongRunOptimum(rate, PolicyResources(table, estimator))
+        resources = PolicyResources(table, estimator)
+        policy = LongRunOptimum(rate, resources, num_samples=num_samples)
         system = SimulatedSystem(table, policy, estimator, fitted_model())
         report = Simulation(system, Workload(batch, output_tokens=LONG)).run(num_steps)
         rate = report.expected_tokens_per_s / 1e3
@@ -156,19 +161,23 @@ def test_the_roofline_of_an_h20_is_near_the_published_costs() -> None:
             assert ours == pytest.approx(theirs, rel=0.2)
 
 
-def test_the_budget_is_4_to_6_at_light_load_and_shrinks_smoothly_with_load() -> None:
-    low, high = published("dspark_paper")["serving"]["verify_tokens_per_request_light_load"]
+def budget(load: int) -> float:
+    """Tokens verified per request and step on an H20, acceptance of all nine Qwen3-8B sets."""
     rows = published("dspark_paper")["table1_acceptance_length_incl_bonus"]["Qwen3-8B"]["dspark"]
-    model = model_for_length(float(np.mean(rows[-3:])), 7)  # chat: what is served most
-    loads = (8, 16, 32, 64, 128)
+    model = model_for_length(float(np.mean(rows)), 7)
     table = Roofline("h20", "qwen3-8b", num_drafts=7).latency_table()
-    found = []
-    for load in loads:
-        workload = Workload(load, output_tokens=LONG)
-        report = simulate_policy("adaptive", {}, table, model, workload, num_steps=100, warm_up=30)
-        found.append(1.0 + report.verified_per_request)
-    assert low <= found[0] <= high
+    workload = Workload(load, output_tokens=LONG)
+    report = simulate_policy("adaptive", {}, table, model, workload, num_steps=100, warm_up=30)
+    return 1.0 + report.verified_per_request
+
+
+def test_the_budget_shrinks_smoothly_with_load_through_the_published_4_to_6() -> None:
+    """The paper names no load for its 4–6 and another model and machine: only the shape is held."""
+    low, high = published("dspark_paper")["serving"]["verify_tokens_per_request_light_load"]
+    found = [budget(load) for load in (4, 8, 16, 32, 64, 128)]
     assert all(b < a + 0.1 for a, b in itertools.pairwise(found)), found
+    assert found[0] > high - 0.2 and found[-1] < low
+    assert all(low - 0.1 <= f <= high + 0.1 for f in found[1:3]), found
     assert found[-1] < 0.5 * found[0]
 
 
@@ -184,9 +193,10 @@ def test_adaptive_beats_plain_decoding_the_best_depth_and_published_dcut(batch: 
 
 
 @pytest.mark.parametrize("batch", H20_BATCHES)
-def test_adaptive_reaches_98_percent_of_the_long_run_optimum(batch: int) -> None:
+@pytest.mark.parametrize("num_samples", [1, 8])
+def test_adaptive_reaches_98_percent_of_the_long_run_optimum(batch: int, num_samples: int) -> None:
     adaptive = h20("adaptive", batch, 2000).expected_tokens_per_s
-    assert adaptive >= 0.98 * optimum(batch)
+    assert adaptive >= 0.98 * optimum(batch, num_samples)
 
 
 def test_the_noisy_confidences_are_as_poor_as_published_ones() -> None:
