@@ -104,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         texts = [prompt.text for prompt in read_prompts(arguments.prompts, *arguments.slice)]
     report = run_bench(arguments, policies, texts)
     console = Console()
-    console.print(render_bench(report["rows"]))
+    for table in render_bench(report["rows"]):
+        console.print(table)
     if arguments.pareto:
         plot_pareto(report["rows"], arguments.pareto)
     if arguments.budget:
