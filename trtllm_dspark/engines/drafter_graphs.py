@@ -12,7 +12,7 @@ import torch
 from trtllm_dspark.engines.kernel_drafter import DraftDraws, DraftKind, KernelDrafter, KernelDrafts
 from trtllm_dspark.engines.protocol import ContextAppend, DrafterOutput, DrafterStep, DraftSampling
 from trtllm_dspark.engines.static_inputs import Fields, StaticBlock, fill
-from trtllm_dspark.engines.step_limits import HeadCounts, StepLimits, plan_blocks
+from trtllm_dspark.engines.step_limits import StepLimits, plan_blocks
 from trtllm_dspark.engines.torch_graphs import Call, Capture, GraphSet
 from trtllm_dspark.ops.filter_probs import inverse_temperatures
 from trtllm_dspark.ops.ragged import RaggedBatch, flatten_slots
@@ -89,8 +89,7 @@ def run_draft(
     kind: DraftKind,
 ) -> KernelDrafts:
     """Draft for the first `bucket` requests of the static inputs; launches only."""
-    config, device = drafter.model.config, inputs["anchor_ids"].device
-    heads = HeadCounts(config.num_heads, config.num_kv_heads, config.head_dim)
+    device = inputs["anchor_ids"].device
     rows = bucket * limits.block_len
     cu = torch.arange(bucket + 1, dtype=torch.int32, device=device) * limits.block_len
     batch = RaggedBatch(
@@ -101,7 +100,7 @@ def run_draft(
         page_table=inputs["page_table"][:bucket],
         page_size=limits.info.page_size,
         is_causal=False,
-        kernel_plan=plan_blocks(limits, heads, bucket, device),
+        kernel_plan=plan_blocks(limits, drafter.shape, bucket, device),
     )
     anchors = inputs["anchor_ids"][:bucket]
     hidden = drafter.run_blocks(anchors, batch)

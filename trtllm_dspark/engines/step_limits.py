@@ -14,16 +14,8 @@ from typing import Any
 import torch
 
 from trtllm_dspark.errors import EngineError
+from trtllm_dspark.ops.kv_append import HeadShape
 from trtllm_dspark.types import EngineInfo
-
-
-@dataclass(frozen=True)
-class HeadCounts:
-    """Attention heads of one model."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class StepLimits:
 
 
 def plan_rung(
-    limits: StepLimits, heads: HeadCounts, rung: int, num_requests: int, device: torch.device
+    limits: StepLimits, heads: HeadShape, rung: int, num_requests: int, device: torch.device
 ) -> Any:
     """Attention plan of a target step: any arrangement of `rung` rows over `num_requests`.
 
@@ -80,7 +72,7 @@ def plan_rung(
 
 
 def plan_blocks(
-    limits: StepLimits, heads: HeadCounts, num_requests: int, device: torch.device
+    limits: StepLimits, heads: HeadShape, num_requests: int, device: torch.device
 ) -> Any:
     """Attention plan of one drafter block per request."""
     length = limits.block_len
@@ -98,7 +90,7 @@ def plan_blocks(
 
 def _plan(
     limits: StepLimits,
-    heads: HeadCounts,
+    heads: HeadShape,
     num_rows: int,
     num_requests: int,
     max_query_len: int,

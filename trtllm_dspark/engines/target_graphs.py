@@ -11,9 +11,10 @@ import torch
 
 from trtllm_dspark.engines.protocol import TargetOutput, TargetStep
 from trtllm_dspark.engines.static_inputs import StaticBlock, fill
-from trtllm_dspark.engines.step_limits import HeadCounts, StepLimits, plan_rung
+from trtllm_dspark.engines.step_limits import StepLimits, plan_rung
 from trtllm_dspark.engines.torch_graphs import Call, Capture, GraphSet
 from trtllm_dspark.models.target import TargetModel
+from trtllm_dspark.ops.kv_append import HeadShape
 from trtllm_dspark.ops.ragged import RaggedBatch, flatten_slots
 
 
@@ -31,7 +32,7 @@ class TargetGraphs:
         config, info = model.config, limits.info
         self.model, self.limits, self.kv_pages = model, limits, kv_pages
         self.tap_layers = tap_layers
-        self.heads = HeadCounts(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
         self.device = model.embed_tokens.weight.device
         self.graphs = GraphSet("target step", capture)
         rows, requests = info.rungs[-1], info.max_num_requests
