@@ -111,7 +111,6 @@ class TensorRTEngine:
             source = drafter.buffers[name]
             row_bytes = source[0].numel() * source.element_size()
             self._device.copy(host, source, count * row_bytes)
-        self._device.leave()
         self._device.synchronize()
         token_ids, confidence = (host[:count].numpy().copy() for host in self._results.values())
         return token_ids.astype(np.int32), confidence.astype(np.float32)
