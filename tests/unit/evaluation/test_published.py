@@ -193,7 +193,7 @@ def test_adaptive_beats_plain_decoding_the_best_depth_and_published_dcut(batch: 
 
 
 @pytest.mark.parametrize("batch", H20_BATCHES)
-@pytest.mark.parametrize("num_samples", [1, 8])
+@pytest.mark.parametrize("num_samples", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_adaptive_reaches_98_percent_of_the_long_run_optimum(batch: int, num_samples: int) -> None:
     adaptive = h20("adaptive", batch, 2000).expected_tokens_per_s
     assert adaptive >= 0.98 * optimum(batch, num_samples)
