@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from tests.unit.decoding.loops import run_all, tokens_of
 from tests.unit.decoding.real_prompts import PROMPTS
@@ -24,11 +26,11 @@ NEAR_TIE = 1e-2
 """Top-2 logit gap below which bfloat16 may choose the other token."""
 
 
-def build(model_dir, policy, *, dtype="float32", max_num_requests=8) -> System:
+def build(model_dir, policy, *, dtype="float32", max_num_requests=8, drafter="ngram") -> System:
     return build_system(
         SystemConfig(
             model_dir=str(model_dir),
-            drafter="ngram",
+            drafter=drafter,
             dtype=dtype,
             max_seq_len=512,
             buckets=BucketConfig(max_num_requests=max_num_requests, max_num_tokens=256),
@@ -55,9 +57,10 @@ def answers(system: System, prompts, num_in_flight, **params) -> list[list[int]]
     return [tokens_of(outputs[str(i)]) for i in range(len(prompts))]
 
 
-def check_identity(model_dir, prompts, num_tokens):
+def check_identity(model_dir, prompts, num_tokens, drafter="ngram"):
     plain = answers(build(model_dir, "autoregressive"), prompts, 1, max_tokens=num_tokens)
-    drafting = build(model_dir, "fixed")
+    drafting = build(model_dir, "fixed", drafter=drafter)
+    assert drafting.drafter.name == drafter.replace("auto", "dspark")
     assert answers(drafting, prompts, 1, max_tokens=num_tokens) == plain
     assert answers(drafting, prompts, 8, max_tokens=num_tokens) == plain
     assert drafting.loop.stats().num_accepted_tokens > 0
@@ -65,6 +68,61 @@ def check_identity(model_dir, prompts, num_tokens):
 
 def test_ngram_drafts_change_no_greedy_token_of_the_real_model(smollm2_dir):
     check_identity(smollm2_dir, [PROMPTS[1], PROMPTS[3], PROMPTS[7]], 24)
+
+
+def test_the_shipped_drafter_changes_no_greedy_token_of_the_real_model(smollm2_dir):
+    check_identity(smollm2_dir, [PROMPTS[1], PROMPTS[3], PROMPTS[7]], 24, drafter="auto")
+
+
+@pytest.mark.slow
+def test_the_shipped_drafter_changes_no_token_of_twenty_answers(smollm2_dir):
+    check_identity(smollm2_dir, PROMPTS, 128, drafter="auto")
+
+
+@pytest.mark.slow
+def test_sampled_runs_with_the_shipped_drafter_have_the_targets_frequencies(smollm2_dir):
+    """Three sampled tokens, two of them drafted: counts against the target's own probabilities."""
+    prompt, num_runs, options = PROMPTS[0], 960, dict(max_tokens=3, temperature=1.0, top_k=3)
+    expected = {(): 1.0}
+    plain = build(smollm2_dir, "autoregressive", max_num_requests=32)
+    for _ in range(3):
+        expected = extend_by_one_token(plain, prompt, expected, top_k=3)
+    system = build(smollm2_dir, "fixed", max_num_requests=32, drafter="auto")
+    seeds = iter(range(10**6))
+    system.loop.draw_seed = lambda: next(seeds)
+    found = Counter(map(tuple, answers(system, [prompt] * num_runs, 32, **options)))
+    assert system.loop.stats().num_accepted_tokens > num_runs / 4
+    assert set(found) <= set(expected)
+    likely = [key for key, p in expected.items() if p * num_runs >= 5]
+    counts = [found[key] for key in likely] + [num_runs - sum(found[key] for key in likely)]
+    means = [expected[key] * num_runs for key in likely]
+    means.append(num_runs - sum(means))
+    if means[-1] < 1.0:
+        counts, means = counts[:-1], [m * sum(counts[:-1]) / sum(means[:-1]) for m in means[:-1]]
+    assert stats.chisquare(counts, means).pvalue > 1e-3
+
+
+def extend_by_one_token(system, prompt, prefixes, top_k):
+    """Probabilities of all continuations one token longer, from the target's own logits."""
+    rendered = system.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+    ids = system.tokenizer.encode(rendered, add_special=False)
+    longer = {}
+    for prefix, probability in prefixes.items():
+        tokens = np.array([*ids, *prefix], np.int32)
+        size = len(tokens)
+        step = TargetStep(
+            token_ids=tokens,
+            positions=np.arange(size, dtype=np.int32),
+            cu_query_lens=np.array([0, size], np.int32),
+            context_lens=np.zeros(1, np.int32),
+            page_table=np.arange(1, -(-size // 32) + 1, dtype=np.int32)[None],
+            logit_rows=np.array([size - 1], np.int32),
+            rung=next(rung for rung in system.info.rungs if rung >= size),
+        )
+        best = system.engine.run_target(step).logits[0].double().topk(top_k)
+        for token, p in zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True):
+            longer[(*prefix, token)] = probability * p
+    return longer
 
 
 @pytest.mark.slow
