@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from trtllm_dspark.checkpoints import drafter_shapes, load_model_config, write_drafter
+from trtllm_dspark.config import DrafterConfig
 
 HIDDEN, INNER, LAYERS, HEADS, VOCAB = 32, 64, 2, 2, 259
 END_ID, USER_ID, REPLY_ID = 256, 257, 258
@@ -96,3 +100,30 @@ def _byte_of(character: str) -> int:
         return ord(character)
     others = [byte for byte in range(256) if byte not in printable]
     return others[ord(character) - 256]
+
+
+def write_tiny_drafter(model_dir: Path, **heads: Any) -> Path:
+    """A random one-layer drafter (γ = 4) for the tiny model in `model_dir`/drafter; `heads` are
+    fields of `DrafterConfig`.
+    """
+    target = load_model_config(model_dir)
+    config = DrafterConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=48,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=target.vocab_size,
+        num_drafts=4,
+        mask_token_id=0,
+        target_layer_ids=(0,),
+        num_target_layers=target.num_layers,
+        target_hidden_size=target.hidden_size,
+        **heads,
+    )
+    generator = torch.Generator().manual_seed(0)
+    shapes = drafter_shapes(config).items()
+    weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes}
+    write_drafter(model_dir / "drafter", config, weights)
+    return model_dir / "drafter"

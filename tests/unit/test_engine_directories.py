@@ -9,13 +9,12 @@ import json
 import pytest
 import torch
 
-from tests.e2e.tiny_model import write_tiny_model
+from tests.e2e.tiny_model import write_tiny_drafter, write_tiny_model
 from tests.unit.decoding.loops import generate, request
 from tests.unit.engines.test_engine_dir import FACTS
 from trtllm_dspark import runtime
 from trtllm_dspark.build_command import main as build
-from trtllm_dspark.checkpoints import drafter_shapes, load_model_config, write_drafter
-from trtllm_dspark.config import BucketConfig, DrafterConfig, SchedulerConfig, SystemConfig
+from trtllm_dspark.config import BucketConfig, SchedulerConfig, SystemConfig
 from trtllm_dspark.engines.engine_dir import write_config, write_manifest
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.serving.model_parameters import ModelParameters, read_system_config
@@ -30,25 +29,7 @@ LIMITS = ["--max_batch_size=3", "--max_num_tokens=48", "--max_seq_len=96", "--ra
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     directory = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    target = load_model_config(directory)
-    config = DrafterConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=48,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=16,
-        vocab_size=target.vocab_size,
-        num_drafts=4,
-        mask_token_id=0,
-        target_layer_ids=(0,),
-        num_target_layers=target.num_layers,
-        target_hidden_size=target.hidden_size,
-    )
-    generator = torch.Generator().manual_seed(0)
-    shapes = drafter_shapes(config).items()
-    weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes}
-    write_drafter(directory / "drafter", config, weights)
+    write_tiny_drafter(directory)
     return directory
 
 

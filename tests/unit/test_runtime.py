@@ -8,13 +8,11 @@ import logging
 
 import numpy as np
 import pytest
-import torch
 
-from tests.e2e.tiny_model import write_tiny_model
+from tests.e2e.tiny_model import write_tiny_drafter, write_tiny_model
 from tests.unit.decoding.loops import generate, request
 from trtllm_dspark import runtime
-from trtllm_dspark.checkpoints import drafter_shapes, load_model_config, write_drafter
-from trtllm_dspark.config import BucketConfig, DrafterConfig, SchedulerConfig, SystemConfig
+from trtllm_dspark.config import BucketConfig, SchedulerConfig, SystemConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
@@ -23,30 +21,7 @@ from trtllm_dspark.scheduling.latency_table import LatencyTable
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     directory = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    target = load_model_config(directory)
-    config = DrafterConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=48,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=16,
-        vocab_size=target.vocab_size,
-        num_drafts=4,
-        mask_token_id=0,
-        target_layer_ids=(0,),
-        num_target_layers=target.num_layers,
-        target_hidden_size=target.hidden_size,
-        head_type="markov",
-        markov_rank=8,
-        confidence_head=True,
-    )
-    generator = torch.Generator().manual_seed(0)
-    weights = {
-        name: torch.randn(shape, generator=generator) * 0.3
-        for name, shape in drafter_shapes(config).items()
-    }
-    write_drafter(directory / "drafter", config, weights)
+    write_tiny_drafter(directory, head_type="markov", markov_rank=8, confidence_head=True)
     return directory
 
 
