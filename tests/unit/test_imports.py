@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,36 @@ def test_every_source_file_carries_its_licence_line():
         for path in (ROOT / folder).rglob("*.py"):
             head = path.read_text("utf-8").splitlines()[:2]
             assert not head or "# SPDX-License-Identifier: Apache-2.0" in head, path
+
+
+NOT_IN_DEMO = (
+    "onnx", "onnxscript", "onnxruntime", "scipy", "hypothesis", "pytest", "triton", "tensorrt",
+    "tensorrt_rtx", "tensorrt_bindings", "tensorrt_rtx_bindings", "cuda",
+)  # fmt: skip
+"""Packages that the extra `demo` does not bring."""
+
+
+START_EVERYTHING = """
+import contextlib, importlib, io, sys
+for name in {blocked!r}:
+    sys.modules[name] = None
+from trtllm_dspark.cli import COMMANDS, main
+for command in COMMANDS:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            main([command, "--help"])
+    except ImportError as error:
+        print(f"dspark {{command}}: {{error}}")
+for model in ("engine_model", "text_model", "preprocessing_model", "postprocessing_model"):
+    try:
+        importlib.import_module(f"trtllm_dspark.serving.{{model}}")
+    except ImportError as error:
+        print(f"serving.{{model}}: {{error}}")
+"""
+
+
+def test_every_command_and_every_served_model_starts_with_what_the_demo_installs():
+    """In one process in which the packages of the other extras cannot be imported."""
+    code = START_EVERYTHING.format(blocked=NOT_IN_DEMO)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == ("", 0), result.stdout + result.stderr

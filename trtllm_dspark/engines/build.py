@@ -6,6 +6,7 @@ The caller brings limits (the ladder is scheduling's business) and has checked t
 
 from __future__ import annotations
 
+import importlib
 import logging
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from trtllm_dspark.checkpoints import convert_from_trtllm
@@ -45,8 +47,7 @@ from trtllm_dspark.engines.engine_dir import (
     write_config,
     write_manifest,
 )
-from trtllm_dspark.engines.export import export_drafter, export_target
-from trtllm_dspark.engines.onnx_sharing import share_common_nodes
+from trtllm_dspark.errors import EngineError
 from trtllm_dspark.models.target import TargetModel
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ def tap_width(source: Source) -> int:
 def _build_engines(
     job: BuildJob, facts: EngineFacts, staged: Path, report: Report, progress: Progress | None
 ) -> None:
+    export = _import_exporter(facts.backend)
     positions = job.limits.max_seq_len + job.limits.block_len + 1
     target = load_unpacked_target(job.source, job.dtype, positions)
     with (
@@ -140,7 +142,7 @@ def _build_engines(
         ThreadPoolExecutor(1) as pool,
     ):
         report("exporting the target")
-        path = export_target(
+        path = export.export_target(
             target,
             Path(scratch) / "target.onnx",
             facts.tap_layers,
@@ -159,7 +161,22 @@ def _build_engines(
 
 def _prepare_graph(path: Path, facts: EngineFacts) -> Path:
     """What the backend's parser gets: with plugins the nodes must stay whole."""
-    return path if facts.plugins else share_common_nodes(path, path.with_suffix(".shared.onnx"))
+    if facts.plugins:
+        return path
+    from trtllm_dspark.engines.onnx_sharing import share_common_nodes
+
+    return share_common_nodes(path, path.with_suffix(".shared.onnx"))
+
+
+def _import_exporter(backend: str) -> ModuleType:
+    """`engines.export`, which needs ONNX: only builds that write a graph import it."""
+    try:
+        return importlib.import_module("trtllm_dspark.engines.export")
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"backend {backend!r} needs the Python module {error.name}, which is not installed: "
+            f"install the extra {'rtx' if backend == 'tensorrt_rtx' else 'tensorrt'}"
+        ) from error
 
 
 def builds_beside(job: BuildJob) -> bool:
@@ -196,7 +213,7 @@ def _build_drafter(
 ) -> None:
     report("exporting the drafter")
     model = load_unpacked_drafter(job.source, target, job.limits.max_seq_len)
-    path = export_drafter(
+    path = _import_exporter(facts.backend).export_drafter(
         model,
         scratch / "drafter.onnx",
         page_size=job.limits.page_size,

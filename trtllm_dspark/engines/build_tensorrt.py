@@ -17,7 +17,7 @@ from typing import Any
 
 from trtllm_dspark.config import require
 from trtllm_dspark.engines.build_profiles import Profile
-from trtllm_dspark.engines.export import pages_in
+from trtllm_dspark.engines.graph_names import pages_in
 from trtllm_dspark.engines.tensorrt_gpu import built_on, register_plugins
 from trtllm_dspark.errors import EngineError
 

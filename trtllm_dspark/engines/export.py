@@ -21,6 +21,7 @@ from trtllm_dspark.config import DrafterConfig, ModelConfig
 from trtllm_dspark.engines import export_ops
 from trtllm_dspark.engines.export_modules import ExportedDrafter, ExportedTarget
 from trtllm_dspark.engines.export_plugin_nodes import use_plugins
+from trtllm_dspark.engines.graph_names import pages_in, pages_out
 from trtllm_dspark.engines.onnx_functions import OPSET, FunctionShape, append_functions
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.models.drafter import DSparkModel
@@ -61,16 +62,6 @@ _DIMS: dict[str, tuple[str, ...]] = {
     "anchor_ids": ("num_requests",),
     "anchor_positions": ("num_requests",),
 }
-
-
-def pages_in(layer: int) -> str:
-    """Input name of one layer's pages."""
-    return f"kv_pages_{layer}"
-
-
-def pages_out(layer: int) -> str:
-    """Output name of one layer's pages; bound to the input's memory where the backend may."""
-    return f"new_kv_pages_{layer}"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import onnx
 from onnx import helper
 
 from trtllm_dspark.engines.export_ops import DOMAIN
+from trtllm_dspark.engines.graph_names import PLUGIN_OPS
 from trtllm_dspark.engines.onnx_functions import FunctionShape
 
-PLUGIN_OPS = ("kv_append_", "ragged_verify_attention", "ragged_verify_reduce")
 NUM_SPLITS = 8
 """Splits of a request's K/V rows: partial results are outputs, so their number is fixed."""
 SCALES = "dspark_kv_scales"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trtllm_dspark.engines.build_profiles import Profile
-from trtllm_dspark.engines.export import pages_in, pages_out
+from trtllm_dspark.engines.graph_names import pages_in, pages_out
 from trtllm_dspark.errors import EngineError
 
 ALIGNMENT = 256

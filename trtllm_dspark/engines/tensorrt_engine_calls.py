@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trtllm_dspark.engines.build_profiles import Profile
-from trtllm_dspark.engines.export import pages_out
+from trtllm_dspark.engines.graph_names import pages_out
 from trtllm_dspark.engines.tensorrt_engine_buffers import (
     DEVICE_INPUTS,
     TensorSpec,

@@ -8,7 +8,7 @@ import importlib
 
 import torch
 
-from trtllm_dspark.engines.export_plugin_nodes import PLUGIN_OPS
+from trtllm_dspark.engines.graph_names import PLUGIN_OPS
 from trtllm_dspark.errors import EngineError
 
 

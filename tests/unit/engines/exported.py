@@ -12,7 +12,8 @@ import torch
 from tests.unit.models.builders import target_from_hf
 from trtllm_dspark.config import DrafterConfig
 from trtllm_dspark.engines.build_profiles import EngineLimits
-from trtllm_dspark.engines.export import export_drafter, export_target, pages_in, pages_out
+from trtllm_dspark.engines.export import export_drafter, export_target
+from trtllm_dspark.engines.graph_names import pages_in, pages_out
 from trtllm_dspark.engines.protocol import ContextAppend, DrafterStep, TargetStep
 from trtllm_dspark.engines.tensorrt_engine_inputs import (
     NO_ROWS,
