@@ -8,8 +8,8 @@ tensors, in the kernels' interpreter, it is the same engine without graphs.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
-import numpy as np
 import torch
 
 from trtllm_dspark.engines.drafter_graphs import DrafterGraphs
@@ -31,7 +31,6 @@ from trtllm_dspark.engines.torch_graphs import Capture, choose_capture
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
 from trtllm_dspark.ops.kernels import kernels_on_cpu
-from trtllm_dspark.ops.ragged import RaggedBatch, flatten_slots
 from trtllm_dspark.types import EngineInfo, IntArray
 
 
@@ -98,38 +97,19 @@ class KernelEngine(TorchEngine):
         with self._kernels():
             return self.rounds.start(step)
 
-    def _batch(
+    def _plan_attention(
         self,
-        positions: np.ndarray,
-        cu_query_lens: IntArray,
-        context_lens: IntArray,
-        page_table: IntArray,
-        *,
+        lengths: tuple[IntArray, IntArray, IntArray],
+        num_rows: int,
         q_per_kv: int,
-        is_causal: bool = True,
-    ) -> RaggedBatch:
-        """The batch of an uncaptured target step, planned from its own lengths."""
+        is_causal: bool,
+    ) -> dict[str, Any]:
+        """The kernels' plan of an uncaptured target step, from its own lengths."""
         from dspark_plugins.ragged_attention import AttentionShape, plan_ragged_attention
 
         info, config = self.info, self.model.config
         shape = AttentionShape(
             config.num_heads, config.num_kv_heads, config.head_dim, info.page_size, info.num_pages
         )
-        plan = plan_ragged_attention(
-            shape,
-            cu_query_lens,
-            context_lens,
-            page_table,
-            num_rows=len(positions),
-            device=self.device,
-        )
-        return RaggedBatch(
-            positions=self._put(positions),
-            slots=self._put(flatten_slots(positions, cu_query_lens, page_table, info.page_size)),
-            cu_query_lens=self._put(cu_query_lens),
-            context_lens=self._put(context_lens),
-            page_table=self._put(page_table),
-            page_size=info.page_size,
-            is_causal=is_causal,
-            kernel_plan=plan,
-        )
+        plan = plan_ragged_attention(shape, *lengths, num_rows=num_rows, device=self.device)
+        return {"kernel_plan": plan}

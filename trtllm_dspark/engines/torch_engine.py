@@ -7,6 +7,8 @@ page. It knows shapes and pages, not requests.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -125,15 +127,6 @@ class TorchEngine:
         is_causal: bool = True,
     ) -> RaggedBatch:
         slots = flatten_slots(positions, cu_query_lens, page_table, self.info.page_size)
-        plan = plan_attention(
-            cu_query_lens,
-            context_lens,
-            page_table,
-            self.info.page_size,
-            q_per_kv=q_per_kv,
-            dtype=self.dtype,
-            is_causal=is_causal,
-        )
         return RaggedBatch(
             positions=self._put(positions),
             slots=self._put(slots),
@@ -142,8 +135,30 @@ class TorchEngine:
             page_table=self._put(page_table),
             page_size=self.info.page_size,
             is_causal=is_causal,
-            plan=plan,
+            **self._plan_attention(
+                (cu_query_lens, context_lens, page_table), len(positions), q_per_kv, is_causal
+            ),
         )
+
+    def _plan_attention(
+        self,
+        lengths: tuple[IntArray, IntArray, IntArray],
+        num_rows: int,
+        q_per_kv: int,
+        is_causal: bool,
+    ) -> dict[str, Any]:
+        """The plan that a batch's attention runs by, as the `RaggedBatch` field it belongs to.
+
+        `lengths`: cu_query_lens, context_lens and page_table; `num_rows` with padding.
+        """
+        plan = plan_attention(
+            *lengths,
+            self.info.page_size,
+            q_per_kv=q_per_kv,
+            dtype=self.dtype,
+            is_causal=is_causal,
+        )
+        return {"plan": plan}
 
     def _put(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)

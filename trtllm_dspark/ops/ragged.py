@@ -37,7 +37,7 @@ class RaggedBatch:
     page_size: int
     is_causal: bool = True
     plan: AttentionPlan | None = None
-    """CPU only: host-side grouping, made once per call and shared by all layers."""
+    """CPU only: what attention needs on the host, made once per call, shared by all layers."""
     kernel_plan: Any = None
     """`dspark_plugins` launch shape and buffers of the attention kernels; where it is set they run.
     """

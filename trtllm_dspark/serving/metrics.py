@@ -12,6 +12,7 @@ import math
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,16 +114,16 @@ class ServerMetrics:
             seconds = (getattr(stats, field) - getattr(old, field)) / 1e3
             text = "Seconds spent in steps; the count is dspark_steps_total"
             self._add("dspark_step_seconds_sum", text, seconds, {"part": part})
-        self._publish_accepted(old, stats)
-        self._publish_round(old, stats)
+        counts = stats.tokens_per_step - old.tokens_per_step
+        self._publish_accepted(counts)
+        self._publish_round(old, stats, counts)
         self._publish_calibration(stats)
         self._publish_state(old, stats)
 
-    def _publish_accepted(self, old: LoopStats, new: LoopStats) -> None:
+    def _publish_accepted(self, counts: Counter[int]) -> None:
         """A Prometheus histogram kept in counters: thousands of observations in one update."""
         name = "dspark_accepted_tokens_per_step"
         text = "Tokens committed per decoding request and step, recovered/bonus token included"
-        counts = new.tokens_per_step - old.tokens_per_step
         for bound in range(1, self._info.num_drafts + 2):
             below = sum(count for tokens, count in counts.items() if tokens <= bound)
             self._add(f"{name}_bucket", text, below, {"le": str(bound)})
@@ -131,10 +132,9 @@ class ServerMetrics:
         self._add(f"{name}_count", text, total)
         self._add(f"{name}_sum", text, sum(t * count for t, count in counts.items()))
 
-    def _publish_round(self, old: LoopStats, new: LoopStats) -> None:
+    def _publish_round(self, old: LoopStats, new: LoopStats, counts: Counter[int]) -> None:
         """Equation 1 of the DSpark paper over the last interval: (T_draft + T_verify) / τ."""
         num_steps = new.num_steps - old.num_steps
-        counts = new.tokens_per_step - old.tokens_per_step
         if not num_steps or not counts:
             return
         per_step = {
