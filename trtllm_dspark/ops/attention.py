@@ -157,9 +157,16 @@ def ragged_verify_attention(
         raise ValueError("batch.plan is None: call plan_attention before running on the CPU")
     if native_attention.can_run(q, kv_pages):
         return native_attention.run(q, kv_pages, batch.plan, scale)
+    return attend_grouped(q, kv_pages, batch.plan, scale)
+
+
+def attend_grouped(
+    q: torch.Tensor, kv_pages: torch.Tensor, plan: AttentionPlan, scale: float
+) -> torch.Tensor:
+    """As `ragged_verify_attention`, by gathering the pages of groups and torch's own attention."""
     out = torch.zeros_like(q)
-    for group in batch.plan.groups:
-        _run_group(q, kv_pages, group, batch.plan, scale, out)
+    for group in plan.groups:
+        _run_group(q, kv_pages, group, plan, scale, out)
     return out
 
 
