@@ -25,7 +25,7 @@ VARIABLES = {
     ),
     "native": Variable(
         "DSPARK_NATIVE",
-        "0: attention on the CPU runs through torch even where a C compiler is at hand",
+        "0: the CPU runs torch's operators only, even where a C compiler is at hand",
         "1",
     ),
 }

@@ -25,6 +25,7 @@ from trtllm_dspark.errors import EngineError
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
 from trtllm_dspark.ops.attention import plan_attention
+from trtllm_dspark.ops.huge_pages import back_pages
 from trtllm_dspark.ops.markov import SlotSampling
 from trtllm_dspark.ops.ragged import RaggedBatch, flatten_slots
 from trtllm_dspark.types import EngineInfo, IntArray
@@ -56,7 +57,12 @@ class TorchEngine:
 
     def _allocate_pages(self, num_layers: int, num_heads: int, dim: int) -> list[torch.Tensor]:
         shape = (self.info.num_pages, self.info.page_size, 2, num_heads, dim)
-        return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(num_layers)]
+        pages = [
+            torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(num_layers)
+        ]
+        if self.device.type == "cpu":
+            back_pages(pages)
+        return pages
 
     @torch.inference_mode()
     def run_target(self, step: TargetStep) -> TargetOutput:

@@ -21,6 +21,7 @@ from trtllm_dspark.engines.torch_engine import TorchEngine
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
+from trtllm_dspark.ops.huge_pages import back_weights
 from trtllm_dspark.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ def load_torch_engine(
     module = None if drafter is None else make_drafter(drafter, model, config.max_seq_len)
     if config.device != "cpu":
         return KernelEngine(model, info, module, request_buckets=request_buckets)
+    back_weights()
     return TorchEngine(model, info, module)
 
 

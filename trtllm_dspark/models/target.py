@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from trtllm_dspark.config import ModelConfig
 from trtllm_dspark.models.rope import build_rope_table
@@ -18,6 +17,7 @@ from trtllm_dspark.ops.kv_append import HeadShape, kv_append_
 from trtllm_dspark.ops.linear import Linear
 from trtllm_dspark.ops.norm import rms_norm
 from trtllm_dspark.ops.ragged import RaggedBatch
+from trtllm_dspark.ops.swiglu import swiglu
 
 
 class RMSNorm(nn.Module):
@@ -43,8 +43,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, H] → [N, H]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate) * up)
+        return self.down_proj(swiglu(self.gate_up_proj(x)))
 
 
 class SelfAttention(nn.Module):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trtllm_dspark.ops import native_rows
 from trtllm_dspark.ops.kernels import append_by_kernel, runs_kernels
 from trtllm_dspark.ops.norm import rms_norm
 
@@ -26,6 +27,9 @@ class HeadShape:
 
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """Rotate halves of x [N, heads, d] by rope [N, 2, d/2] (float32 inside, x's dtype out)."""
+    native = native_rows.apply_rope(x, rope)
+    if native is not None:
+        return native
     cos, sin = rope[:, 0, None, :], rope[:, 1, None, :]
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
@@ -51,13 +55,19 @@ def kv_append_(
     if runs_kernels(qkv):
         return append_by_kernel(kv_pages, qkv, shape, rope, slots, q_norm, k_norm, eps)
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+    native = native_rows.kv_append_(
+        kv_pages, qkv, (heads, kv_heads, shape.head_dim), rope, slots, norms, eps
+    )
+    if native is not None:
+        return native
     rows = qkv.view(qkv.shape[0], heads + 2 * kv_heads, shape.head_dim)
-    if q_norm is None or k_norm is None:
+    if norms is None:
         rotated = apply_rope(rows[:, : heads + kv_heads], rope)
         q, k = rotated[:, :heads], rotated[:, heads:]
     else:
-        q = apply_rope(rms_norm(rows[:, :heads], q_norm, eps), rope)
-        k = apply_rope(rms_norm(rows[:, heads : heads + kv_heads], k_norm, eps), rope)
+        q = apply_rope(rms_norm(rows[:, :heads], norms[0], eps), rope)
+        k = apply_rope(rms_norm(rows[:, heads : heads + kv_heads], norms[1], eps), rope)
     scatter_kv_(kv_pages, k, rows[:, heads + kv_heads :], slots)
     return q
 

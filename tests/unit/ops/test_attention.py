@@ -179,21 +179,6 @@ def test_numbers_that_are_none_are_not_hidden_by_the_native_kernel():
     assert native_attention.run(q, pages, plan, 0.125).isnan().all()
 
 
-def test_a_kernel_that_does_not_compile_leaves_torch_to_attend_and_says_why(
-    monkeypatch, tmp_path, caplog
-):
-    broken = tmp_path / "broken.c"
-    broken.write_text("int ragged_attention(void) { return 0 }")
-    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(native_attention, "SOURCE", broken)
-    assert native_attention._library.__wrapped__() is None
-    assert "did not compile" in caplog.text or "no C compiler" in caplog.text
-    monkeypatch.setenv("DSPARK_NATIVE", "0")
-    caplog.clear()
-    assert native_attention._library.__wrapped__() is None
-    assert not caplog.text
-
-
 def test_every_request_with_rows_is_in_exactly_one_group():
     rng = np.random.default_rng(0)
     for _ in range(50):

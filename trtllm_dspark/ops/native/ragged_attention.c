@@ -6,19 +6,12 @@
 // is what makes a verified row bit-identical to the same row decoded alone.
 //
 // Compiled twice through this file: ELEMENT bf16 (stored as uint16_t) and float.
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vectors.h"
 
-#define LANES 16
 #define ROWS 4 /* query rows that share one pass over the keys */
 #define CHUNK (2 * LANES) /* numbers loaded at once; head_dim is a multiple */
 #define MAX_CHUNKS 8 /* head_dim up to 256 */
 
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(2)));
-typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(2)));
-typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(2)));
 typedef float quad __attribute__((vector_size(ROWS * 4), aligned(2)));
 typedef int32_t qmask __attribute__((vector_size(ROWS * 4), aligned(2)));
 
@@ -46,13 +39,6 @@ static inline void load(const void *base, int64_t index, int is_bf16, vec x[2]) 
   }
 }
 
-static inline uvec round_bf16(vec x) { // to nearest even, in the upper half
-  uvec bits = (uvec)x;
-  uvec is_nan = (uvec)(x != x);
-  bits += 0x7fff + ((bits >> 16) & 1);
-  return (bits & ~is_nan) | (is_nan & 0x7fc00000u);
-}
-
 static inline void store(void *base, int64_t index, const vec x[2], int is_bf16) {
   if (is_bf16) {
     *(uvec *)((uint16_t *)base + index) = (round_bf16(x[0]) >> 16) | (round_bf16(x[1]) & 0xffff0000u);
@@ -77,26 +63,6 @@ static inline quad sum_lanes(vec a, vec b, vec c, vec d) {
   memcpy(&third, (char *)&abcd + 32, 16);
   memcpy(&fourth, (char *)&abcd + 48, 16);
   return (first + second) + (third + fourth);
-}
-
-// exp(x) for x ≤ 0, within 2 ulp; 0 below -87.
-static inline vec exp_negative(vec x) {
-  const vec lowest = (vec){} - 87.0f;
-  ivec keep = ~(x < lowest); // NaN stays NaN
-  x = (vec)(((ivec)x & keep) | ((ivec)lowest & ~keep));
-  vec n = x * 1.44269504f;
-  const vec magic = (vec){} + 12582912.0f; // rounds to the nearest integer
-  vec rounded = (n + magic) - magic;
-  vec r = x - rounded * 0.693359375f + rounded * 2.12194440e-4f;
-  vec y = (vec){} + 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  ivec power = (__builtin_convertvector(rounded, ivec) + 127) << 23;
-  return (vec)((ivec)(y * (vec)power) & keep);
 }
 
 // Where the page after `base` begins, the next request's first one included; NULL at the very end.
@@ -228,12 +194,15 @@ int ragged_attention(const Arguments *a) {
     if (keys > most_keys) most_keys = keys;
   }
   memset((char *)a->out + used * width * size, 0, (a->num_rows - used) * width * size);
+  // The heads of a request share the lines that the first one fetches: one thread takes them all,
+  // unless there would then be nothing for another thread to do.
+  const int64_t chunk = a->num_requests >= a->num_threads ? a->num_kv_heads : 1;
   int failed = 0;
 #pragma omp parallel num_threads(a->num_threads) reduction(| : failed) if (a->num_threads > 1)
   {
     float *scores = malloc((most_keys + LANES) * ROWS * sizeof(float));
     failed |= scores == NULL;
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, chunk)
     for (int64_t task = 0; task < num_tasks; task++)
       if (scores != NULL)
         attend_head(a, task / a->num_kv_heads, task % a->num_kv_heads, scores);
