@@ -20,7 +20,7 @@ from trtllm_dspark.evaluation.progress import ProgressReport
 from trtllm_dspark.evaluation.prompts import add_prompt_options, load_prompts
 from trtllm_dspark.options import add_system_options, configure_logging, system_config
 from trtllm_dspark.runtime import System, build_system, drafter_dir
-from trtllm_dspark.scheduling.calibration import Calibration, ModeCalibration, fit_temperatures
+from trtllm_dspark.scheduling.calibration import Calibration, ModeCalibration, fit_mode
 from trtllm_dspark.scheduling.interchange import temperatures_to_sglang
 from trtllm_dspark.types import DraftMode, IntArray
 
@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Arguments of `dspark calibrate`."""
     parser = argparse.ArgumentParser(
         prog="dspark calibrate",
-        description="Fit confidence temperatures per position and mode from full verification.",
+        description="Fit confidences per position and mode from full verification.",
         epilog="example: dspark calibrate --model-dir models/smollm2 --prompts prompts/*.jsonl",
     )
     add_prompt_options(parser, "0.7:0.8")
@@ -87,7 +87,7 @@ def calibrate_mode(
         blocks = collect_blocks(
             system.engine, prompts, mode, params, on_finish=lambda _: progress.advance()
         )
-    return fit_temperatures(blocks.samples, dataset=dataset)
+    return fit_mode(blocks.samples, dataset=dataset)
 
 
 def export(calibration: Calibration, arguments: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ def export(calibration: Calibration, arguments: argparse.Namespace) -> None:
                 dataset=greedy.dataset,
                 num_samples=greedy.num_samples,
                 ece_before=greedy.ece_before,
-                ece_after=greedy.ece_after,
+                ece_after=greedy.ece_temperatures,
             ),
         ),
         (arguments.tensorrt_llm, {"sts_temperatures": list(greedy.temperatures)}),
@@ -114,14 +114,14 @@ def export(calibration: Calibration, arguments: argparse.Namespace) -> None:
 
 
 def render(mode: DraftMode, fitted: ModeCalibration) -> Table:
-    """What the temperatures achieved, per position."""
+    """What the fit achieved, per position."""
     view = Table(title=f"{mode.value}: {fitted.num_samples} blocks")
     columns = ("survival_rate", "conditional_rate", "ece_before", "ece_after", "roc_auc")
-    for name in ("position", "temperature", *columns):
+    for name in ("position", "slope", "offset", *columns):
         view.add_column(name.replace("_", " "), justify="right")
-    for k, temperature in enumerate(fitted.temperatures):
+    for k, (slope, offset) in enumerate(zip(fitted.slopes, fitted.offsets, strict=True)):
         values = [f"{getattr(fitted, name)[k]:.3f}" for name in columns]
-        view.add_row(str(k + 1), f"{temperature:.2f}", *values)
+        view.add_row(str(k + 1), f"{slope:.2f}", f"{offset:.2f}", *values)
     return view
 
 

@@ -6,7 +6,7 @@ holds already) and adds up the report. Knows no command line and no figures.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ from trtllm_dspark.evaluation.block_collection import (
 from trtllm_dspark.evaluation.block_store import BlockStore, case_key
 from trtllm_dspark.evaluation.progress import ProgressReport
 from trtllm_dspark.evaluation.prompts import EncodedPrompt
-from trtllm_dspark.evaluation.reliability import confidences, judge_positions
+from trtllm_dspark.evaluation.reliability import judge_positions
 from trtllm_dspark.runtime import drafter_dir, load_engine
 from trtllm_dspark.scheduling.calibration import Calibration
+from trtllm_dspark.scheduling.logit_map import LogitMap
 from trtllm_dspark.types import DraftMode
 
 ROWS_PER_REQUEST = 32
@@ -214,15 +215,15 @@ def confidence_report(
 ) -> dict[str, Any]:
     """Reliability and threshold sweep over all blocks, before and after calibration."""
     blocks = join_blocks(answers, num_drafts)
-    cases: Mapping[str, Any] = {"before": np.ones(num_drafts)}
+    cases = {"before": LogitMap.neutral(num_drafts)}
     if calibration is not None and mode in calibration.modes:
-        cases = {**cases, "after": calibration.temperatures(mode)}
+        cases["after"] = calibration.logit_map(mode)
     reliability, thresholds = {}, {}
-    for name, temperatures in cases.items():
+    for name, mapping in cases.items():
         rng = np.random.default_rng(seed)
-        reliability[name] = judge_positions(blocks, temperatures, rng)
+        reliability[name] = judge_positions(blocks, mapping, rng)
         thresholds[name] = sweep_thresholds(
-            blocks.samples, confidences(blocks.samples, temperatures)
+            blocks.samples, mapping.confidences(blocks.samples.logits)
         )
     return {"reliability": reliability, "thresholds": thresholds}
 

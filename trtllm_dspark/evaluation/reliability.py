@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from trtllm_dspark.evaluation.block_collection import CollectedBlocks
 from trtllm_dspark.scheduling.block_statistics import judge_forecast
-from trtllm_dspark.scheduling.calibration import BlockSamples, cumulative_survivals
+from trtllm_dspark.scheduling.logit_map import LogitMap
 from trtllm_dspark.scheduling.reliability import Vector, reliability_bins
 
 NUM_RESAMPLES = 200
@@ -24,19 +24,12 @@ SCORES = ("ece", "brier", "roc_auc")
 Pairs = tuple[Vector, npt.NDArray[np.bool_], npt.NDArray[np.int64]]
 
 
-def confidences(samples: BlockSamples, temperatures: Sequence[float]) -> Vector:
-    """[n, γ] c_k at these temperatures (logits clipped as the server clips them)."""
-    flat = samples.logits.reshape(-1, 1)
-    per_slot = np.tile(np.asarray(temperatures, np.float64), len(samples.logits))[:, None]
-    return cumulative_survivals(flat, per_slot).reshape(samples.logits.shape)
-
-
 def judge_positions(
-    blocks: CollectedBlocks, temperatures: Sequence[float], rng: np.random.Generator
+    blocks: CollectedBlocks, mapping: LogitMap, rng: np.random.Generator
 ) -> dict[str, list[dict[str, Any]]]:
     """`joint`: Π c_1..c_k against "drafts 1..k accepted"; `own`: c_k where 1..k−1 were accepted."""
     samples = blocks.samples
-    own = confidences(samples, temperatures)
+    own = mapping.confidences(samples.logits)
     joint = np.cumprod(own, axis=1)
     report: dict[str, list[dict[str, Any]]] = {"joint": [], "own": []}
     for k in range(1, samples.num_drafts + 1):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequential temperature scaling: fitted from full or truncated verification, stored per mode.
+"""Calibration of confidences: fitted from full or truncated verification, stored per mode.
 
 One temperature per draft position, left to right: a 1-D grid minimises the expected calibration
-error of the cumulative product with the earlier positions frozen (DSpark §4). Knows samples and
-files; the estimator that keeps learning at run time is `online.py`.
+error of the cumulative product with the earlier positions frozen (DSpark §4). Beside it a line
+(slope and offset) per position, which the server applies. Knows samples and files; the estimator
+that keeps learning at run time is `online.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from trtllm_dspark.config import from_json_dict, load_json, require
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.scheduling.logit_map import MAX_ABS_LOGIT, LogitMap, fit_lines
 from trtllm_dspark.scheduling.reliability import (
     Vector,
     brier_score,
@@ -32,8 +34,6 @@ VERSION = 1
 MIN_SAMPLES = 200
 """Blocks that must have been verified at a position before its temperature is fitted."""
 TEMPERATURE_GRID = np.unique(np.append(np.geomspace(0.2, 8.0, 75), 1.0))
-MAX_ABS_LOGIT = 12.0
-"""Calibrated logits are clipped here: no confidence is taken for a certainty."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,19 @@ class BlockSamples:
 
 @dataclass(frozen=True)
 class ModeCalibration:
-    """Temperatures of one mode and what they achieved; lists run over positions 1..γ."""
+    """What was fitted for one mode and what it achieved; lists run over positions 1..γ.
+
+    `…_after` is what the server applies: the lines where they were fitted, else the temperatures.
+    """
 
     temperatures: tuple[float, ...]
     num_samples: int
     dataset: str = ""
+    slopes: tuple[float, ...] = ()
+    offsets: tuple[float, ...] = ()
     ece_before: tuple[float, ...] = ()
+    ece_temperatures: tuple[float, ...] = ()
+    """With the temperatures alone, the form that other servers read."""
     ece_after: tuple[float, ...] = ()
     brier_before: tuple[float, ...] = ()
     brier_after: tuple[float, ...] = ()
@@ -101,6 +108,19 @@ class ModeCalibration:
     def __post_init__(self) -> None:
         positive = bool(self.temperatures) and all(t > 0 for t in self.temperatures)
         require(positive, "temperatures", self.temperatures, "positive, one per position")
+        lengths = (len(self.slopes), len(self.offsets))
+        allowed = (0, len(self.temperatures))
+        are_lines = lengths[0] == lengths[1] and lengths[0] in allowed
+        require(are_lines, "slopes/offsets: lengths", lengths, f"both one of {allowed}")
+        require(all(a > 0 for a in self.slopes), "slopes", self.slopes, "positive")
+
+    @property
+    def logit_map(self) -> LogitMap:
+        """What the server does to raw logits."""
+        if self.slopes:
+            return LogitMap(np.array(self.slopes, np.float32), np.array(self.offsets, np.float32))
+        scale = (1.0 / np.array(self.temperatures)).astype(np.float32)
+        return LogitMap(scale, np.zeros_like(scale))
 
 
 def cumulative_survivals(logits: npt.ArrayLike, temperatures: npt.ArrayLike) -> Vector:
@@ -110,10 +130,10 @@ def cumulative_survivals(logits: npt.ArrayLike, temperatures: npt.ArrayLike) -> 
     return np.cumprod(1.0 / (1.0 + np.exp(-clipped)), axis=1)
 
 
-def fit_temperatures(
+def fit_mode(
     samples: BlockSamples, *, dataset: str = "", min_samples: int = MIN_SAMPLES
 ) -> ModeCalibration:
-    """Fit one temperature per position, left to right; refuse positions with too few blocks."""
+    """Fit a temperature and a line per position; refuse positions with too few blocks."""
     counts = [int(samples.observed(k).sum()) for k in range(1, samples.num_drafts + 1)]
     if min(counts, default=0) < min_samples:
         raise ConfigError(
@@ -125,9 +145,17 @@ def fit_temperatures(
     temperatures: list[float] = []
     for position in range(1, samples.num_drafts + 1):
         temperatures.append(_fit_position(samples, temperatures, position))
-    neutral = cumulative_survivals(samples.logits, np.ones(samples.num_drafts))
-    fitted = cumulative_survivals(samples.logits, temperatures)
-    return _report(samples, temperatures, neutral, fitted, dataset)
+    return _report(samples, temperatures, _fit_lines(samples), dataset)
+
+
+def _fit_lines(samples: BlockSamples) -> LogitMap:
+    """A line per position from the conditional events: accepted at k given 1..k−1 accepted."""
+    positions = range(1, samples.num_drafts + 1)
+    reached = [samples.reached(k) for k in positions]
+    return fit_lines(
+        [samples.logits[rows, k - 1] for k, rows in zip(positions, reached, strict=True)],
+        [samples.accepted_lens[rows] >= k for k, rows in zip(positions, reached, strict=True)],
+    )
 
 
 def _fit_position(samples: BlockSamples, earlier: list[float], position: int) -> float:
@@ -147,20 +175,20 @@ def _fit_position(samples: BlockSamples, earlier: list[float], position: int) ->
 
 
 def _report(
-    samples: BlockSamples,
-    temperatures: list[float],
-    neutral: Vector,
-    fitted: Vector,
-    dataset: str,
+    samples: BlockSamples, temperatures: list[float], lines: LogitMap, dataset: str
 ) -> ModeCalibration:
+    neutral = cumulative_survivals(samples.logits, np.ones(samples.num_drafts))
+    scaled = cumulative_survivals(samples.logits, temperatures)
+    applied = np.cumprod(lines.confidences(samples.logits), axis=1)
     columns: dict[str, list[float]] = {}
     for position in range(1, samples.num_drafts + 1):
         rows, k = samples.observed(position), position - 1
         events = samples.accepted_lens[rows] >= position
         reached = samples.accepted_lens[samples.reached(position)] >= position
-        before, after = neutral[rows, k], fitted[rows, k]
+        before, after = neutral[rows, k], applied[rows, k]
         for name, value in (
             ("ece_before", expected_calibration_error(before, events)),
+            ("ece_temperatures", expected_calibration_error(scaled[rows, k], events)),
             ("ece_after", expected_calibration_error(after, events)),
             ("brier_before", brier_score(before, events)),
             ("brier_after", brier_score(after, events)),
@@ -173,6 +201,8 @@ def _report(
         temperatures=tuple(temperatures),
         num_samples=len(samples.logits),
         dataset=dataset,
+        slopes=tuple(map(float, lines.scale)),
+        offsets=tuple(map(float, lines.offset)),
         **{name: tuple(values) for name, values in columns.items()},
     )
 
@@ -191,10 +221,10 @@ class Calibration:
             allowed = f"γ = {self.num_drafts} values"
             require(found == self.num_drafts, f"{mode.value}.temperatures: length", found, allowed)
 
-    def temperatures(self, mode: DraftMode) -> FloatArray:
-        """Return [γ] float32 temperatures of a mode, ones where it was not fitted."""
+    def logit_map(self, mode: DraftMode) -> LogitMap:
+        """Return what a mode's logits go through, neutral where it was not fitted."""
         fitted = self.modes.get(mode)
-        return np.asarray(fitted.temperatures if fitted else np.ones(self.num_drafts), np.float32)
+        return fitted.logit_map if fitted else LogitMap.neutral(self.num_drafts)
 
     def to_json_dict(self) -> dict[str, Any]:
         """Return the documented JSON form (docs/scheduling.md); NaN is written as null."""

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.scheduling.calibration import MAX_ABS_LOGIT, Calibration
+from trtllm_dspark.scheduling.calibration import Calibration
+from trtllm_dspark.scheduling.logit_map import MAX_ABS_LOGIT
 from trtllm_dspark.scheduling.online import OnlineCalibrator, OnlineConfig
 from trtllm_dspark.types import DraftMode, FloatArray, IntArray, StepOutcome
 
@@ -59,7 +60,7 @@ def survivals_from_logits(logits: FloatArray, drafted: npt.NDArray[np.bool_]) ->
 class SurvivalEstimator:
     """Turns confidence logits into survivals and remembers what verification revealed.
 
-    Per mode: the temperatures of `calibration.json`, then the online correction. Everything it
+    Per mode: the lines of `calibration.json`, then the online correction. Everything it
     knows comes from finished steps, so survivals stay functions of the context and of the past.
     """
 
@@ -71,7 +72,7 @@ class SurvivalEstimator:
         *,
         learns: bool = True,
     ) -> None:
-        """`learns` = False freezes it: temperatures only, and a constant prior."""
+        """`learns` = False freezes it: calibration only, and a constant prior."""
         if num_drafts < 0:
             raise ConfigError(f"num_drafts = {num_drafts} is not allowed: it must be ≥ 0")
         if calibration is not None and calibration.num_drafts != num_drafts:
@@ -138,9 +139,7 @@ class SurvivalEstimator:
         survivals = survivals_from_logits(self._scale(logits, mode), drafted)
         self._learn_prior(mode, survivals)
         labels, weights = conditional_labels(outcome, rows, drafted)
-        scaled = np.clip(
-            logits / self.calibration.temperatures(mode), -MAX_ABS_LOGIT, MAX_ABS_LOGIT
-        )
+        scaled = self.calibration.logit_map(mode).apply(logits)
         self._online[mode].observe(np.where(drafted, scaled, 0.0), labels, weights)
         self._refresh(mode)
 
@@ -166,8 +165,9 @@ class SurvivalEstimator:
 
     def _refresh(self, mode: DraftMode) -> None:
         a, b = self._online[mode].corrections()
-        scale = a / self.calibration.temperatures(mode)
-        self._scales[mode] = (scale.astype(np.float32), b.astype(np.float32))
+        fitted = self.calibration.logit_map(mode)
+        scale, offset = a * fitted.scale, a * fitted.offset + b
+        self._scales[mode] = (scale.astype(np.float32), offset.astype(np.float32))
 
     def _initial_prior(self, mode: DraftMode) -> FloatArray:
         fitted = self.calibration.modes.get(mode)

@@ -16,7 +16,7 @@ from trtllm_dspark.scheduling.calibration import (
     Calibration,
     ModeCalibration,
     cumulative_survivals,
-    fit_temperatures,
+    fit_mode,
 )
 from trtllm_dspark.scheduling.reliability import (
     brier_score,
@@ -40,13 +40,13 @@ def sample_blocks(count: int, seed: int = 0, verify_len: int | None = None) -> B
 
 
 def test_the_fit_recovers_the_temperatures_that_made_the_samples() -> None:
-    fitted = fit_temperatures(sample_blocks(20_000), dataset="toy")
+    fitted = fit_mode(sample_blocks(20_000), dataset="toy")
     np.testing.assert_allclose(fitted.temperatures, TRUE_TEMPERATURES, rtol=0.25)
     assert fitted.num_samples == 20_000 and fitted.dataset == "toy"
 
 
 def test_the_fit_lowers_the_calibration_error_at_every_position() -> None:
-    fitted = fit_temperatures(sample_blocks(20_000))
+    fitted = fit_mode(sample_blocks(20_000))
     assert all(a <= b for a, b in zip(fitted.ece_after, fitted.ece_before, strict=True))
     assert max(fitted.ece_after) < 0.02 < fitted.ece_before[0]
     assert all(a <= b for a, b in zip(fitted.brier_after, fitted.brier_before, strict=True))
@@ -57,28 +57,28 @@ def test_earlier_positions_are_frozen_while_a_later_one_is_fitted() -> None:
     cut = BlockSamples(
         samples.logits[:, :2], samples.verify_lens - 1, np.minimum(samples.accepted_lens, 2)
     )
-    assert fit_temperatures(samples).temperatures[:2] == fit_temperatures(cut).temperatures
+    assert fit_mode(samples).temperatures[:2] == fit_mode(cut).temperatures
 
 
 def test_a_calibrated_head_is_left_close_to_temperature_one() -> None:
     rng = np.random.default_rng(1)
     logits = rng.normal(0.5, 1.5, (20_000, 1)).astype(np.float32)
     accepted = (rng.random(20_000) < 1 / (1 + np.exp(-logits[:, 0]))).astype(np.int32)
-    fitted = fit_temperatures(BlockSamples(logits, np.ones(20_000, np.int32), accepted))
+    fitted = fit_mode(BlockSamples(logits, np.ones(20_000, np.int32), accepted))
     assert fitted.temperatures[0] == pytest.approx(1.0, rel=0.1)
 
 
 def test_ties_of_the_grid_go_to_the_temperature_nearest_to_one() -> None:
     logits = np.zeros((400, 1), np.float32)  # σ(0 / T) is ½ whatever T
     accepted = (np.arange(400) % 2).astype(np.int32)
-    fitted = fit_temperatures(BlockSamples(logits, np.ones(400, np.int32), accepted))
+    fitted = fit_mode(BlockSamples(logits, np.ones(400, np.int32), accepted))
     assert fitted.temperatures == (1.0,)
 
 
 def test_rates_count_the_joint_event_and_the_conditional_one() -> None:
     accepted = np.array([0] * 100 + [1] * 200 + [2] * 100, np.int32)
     blocks = BlockSamples(np.ones((400, 2), np.float32), np.full(400, 2, np.int32), accepted)
-    fitted = fit_temperatures(blocks)
+    fitted = fit_mode(blocks)
     assert fitted.survival_rate == (0.75, 0.25)
     assert fitted.conditional_rate == pytest.approx((0.75, 1 / 3))
 
@@ -98,15 +98,15 @@ def test_truncated_verification_does_not_bias_the_fit() -> None:
     survivals = cumulative_survivals(whole.logits, TRUE_TEMPERATURES)
     verify = np.maximum((survivals > 0.3).sum(axis=1), 1).astype(np.int32)
     truncated = BlockSamples(whole.logits, verify, np.minimum(whole.accepted_lens, verify))
-    fitted = fit_temperatures(truncated)
+    fitted = fit_mode(truncated)
     np.testing.assert_allclose(fitted.temperatures[:2], TRUE_TEMPERATURES[:2], rtol=0.3)
 
 
 def test_too_few_samples_are_refused_with_the_counts() -> None:
     with pytest.raises(ConfigError, match=r"too few samples .* \[199, 199, 199\], at least 200"):
-        fit_temperatures(sample_blocks(199))
+        fit_mode(sample_blocks(199))
     with pytest.raises(ConfigError, match=r"\[300, 0, 0\]"):
-        fit_temperatures(sample_blocks(300, verify_len=1))
+        fit_mode(sample_blocks(300, verify_len=1))
 
 
 def test_impossible_samples_and_nan_are_refused() -> None:
@@ -115,7 +115,7 @@ def test_impossible_samples_and_nan_are_refused() -> None:
     broken = sample_blocks(300)
     broken.logits[5, 1] = np.nan
     with pytest.raises(ConfigError, match="NaN"):
-        fit_temperatures(broken)
+        fit_mode(broken)
 
 
 def test_calibration_error_of_a_worked_example() -> None:
@@ -166,8 +166,10 @@ def test_the_file_round_trips_and_writes_unknown_numbers_as_null(tmp_path: Path)
 
 def test_a_mode_that_was_not_fitted_is_neutral() -> None:
     calibration = Calibration(2, {DraftMode.GREEDY_TARGET: ModeCalibration((3.0, 4.0), 1)})
-    assert calibration.temperatures(DraftMode.GREEDY_TARGET).tolist() == [3.0, 4.0]
-    assert calibration.temperatures(DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS).tolist() == [1, 1]
+    known = calibration.logit_map(DraftMode.GREEDY_TARGET)
+    assert known.scale.tolist() == pytest.approx([1 / 3, 1 / 4]) and not known.offset.any()
+    neutral = calibration.logit_map(DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS)
+    assert neutral.scale.tolist() == [1, 1] and not neutral.offset.any()
 
 
 @pytest.mark.parametrize(
