@@ -202,9 +202,9 @@ def _accept_by_rejection(
         outcome.dropped_accept_probs[who[is_dropped]] = ratio[is_dropped]
 
         stops = torch.nonzero(~is_accepted)[:, 0]
-        final = _final_weights(
-            block, who[stops], column, weights[stops], totals[stops], is_verified[stops]
-        )
+        if stops.numel() < who.numel():
+            weights, totals = weights[stops], totals[stops]
+        final = _final_weights(block, who[stops], column, weights, totals, is_verified[stops])
         ids = sample_inverse_cdf(final, final_uniforms[who[stops]])
         outcome.close(who[stops], column, ids)
         who = who[is_accepted]

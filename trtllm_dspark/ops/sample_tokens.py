@@ -10,11 +10,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from trtllm_dspark.ops import noise
 
 _PRUNING_MARGIN = noise.GUMBEL_MAX - noise.GUMBEL_MIN
 """A token this far below the best one cannot win: Gumbels made of 32 bits are bounded."""
+
+_BLOCK = 512
+"""Weights that the inverse CDF adds up at once."""
 
 _SHORT_ROW = 512
 """Kept tokens up to which a row's noise is drawn together with that of other rows."""
@@ -24,15 +28,35 @@ def sample_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.T
     """Return token ids [N] int64 drawn from unnormalised non-negative weights [N, V].
 
     uniforms [N] float64 in [0, 1): the first id whose cumulative weight exceeds u · total. A token
-    of weight 0 is never drawn.
+    of weight 0 is never drawn. Sums are float64, first of whole blocks, then inside the block that
+    holds the target: a cumulative sum of the whole row would be twice the row's own memory.
     """
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
+    ends = _block_sums(weights).cumsum(dim=-1)
+    total = ends[:, -1:]
     # u < 1, but u · total may round up to total: the largest float64 below it still lies in the
     # last step.
     below_total = torch.nextafter(total, torch.zeros_like(total))
     targets = torch.minimum(uniforms[:, None] * total, below_total)
-    return torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    block = torch.searchsorted(ends, targets, right=True)
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(1, columns.clamp(max=weights.shape[1] - 1)).double()
+    inside.masked_fill_(columns >= weights.shape[1], 0.0)
+    begin = functional.pad(ends[:, :-1], (1, 0)).gather(1, block)
+    steps = begin + inside.cumsum(dim=-1)
+    # Both ways of adding may differ in the last place: the block's last token with weight ends it.
+    last = (inside > 0).long().mul_(torch.arange(_BLOCK, device=weights.device)).amax(dim=-1)
+    first = torch.searchsorted(steps, targets, right=True)[:, 0]
+    return block[:, 0] * _BLOCK + torch.minimum(first, last)
+
+
+def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+    """[N, V] → float64 sums of blocks of _BLOCK, the last one shorter."""
+    whole = weights.shape[1] // _BLOCK * _BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1, dtype=torch.float64)
+    if whole == weights.shape[1]:
+        return sums
+    rest = weights[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64)
+    return torch.cat((sums, rest), dim=1)
 
 
 def sample_gumbel(

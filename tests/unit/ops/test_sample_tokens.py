@@ -40,6 +40,36 @@ def test_weights_need_no_normalisation_and_may_be_tiny():
     assert sample_inverse_cdf(weights, uniforms + 0.02).tolist() == [1]
 
 
+@pytest.mark.parametrize("vocab_size", [1, 511, 512, 513, 2048, 5000])
+def test_adding_by_blocks_draws_what_one_long_sum_draws(vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    weights = np.exp(rng.normal(0, 4, (400, vocab_size))).astype(np.float32)
+    weights[rng.random(weights.shape) < 0.7] = 0.0
+    weights[:, rng.integers(vocab_size)] = 1.0
+    uniforms = rng.random(400)
+    cumulative = weights.cumsum(axis=1, dtype=np.float64)
+    expected = [
+        np.searchsorted(c, u * c[-1], side="right")
+        for c, u in zip(cumulative, uniforms, strict=True)
+    ]
+    got = sample_inverse_cdf(torch.from_numpy(weights), torch.from_numpy(uniforms)).numpy()
+    assert (weights[np.arange(400), got] > 0).all()
+    assert got.tolist() == expected
+
+
+def test_no_token_of_weight_zero_is_drawn_at_the_very_edges_of_blocks():
+    """Targets on the border of every block, zeros on both sides of it."""
+    rng = np.random.default_rng(0)
+    weights = rng.random(4096).astype(np.float32)
+    for edge in range(512, 4096, 512):
+        weights[edge - 9 : edge + 9] = 0.0
+    ends = weights.reshape(8, 512).sum(axis=1, dtype=np.float64).cumsum()
+    around = np.concatenate([ends[:-1], np.nextafter(ends, 0), np.nextafter(ends[:-1], 9e9)])
+    rows = torch.from_numpy(weights).expand(len(around), -1)
+    got = sample_inverse_cdf(rows, torch.from_numpy(around / ends[-1]))
+    assert (rows.gather(1, got[:, None]) > 0).all()
+
+
 def test_gumbel_max_follows_the_filtered_distribution():
     """Chi-square at fixed keys; fresh keys would fail once in 10⁶."""
     count = 20_000
