@@ -21,7 +21,7 @@ import torch
 
 from trtllm_dspark.ops.filter_probs import argmax_lowest, filtered_weights
 from trtllm_dspark.ops.kernels import accept_by_kernel, runs_kernels
-from trtllm_dspark.ops.sample_tokens import sample_gumbel, sample_inverse_cdf
+from trtllm_dspark.ops.sample_tokens import block_sums, sample_gumbel, sample_inverse_cdf
 
 
 class AcceptRule(enum.IntEnum):
@@ -189,7 +189,8 @@ def _accept_by_rejection(
             block.row_thresholds(rows),
             largest=block.logits[rows, block.best_ids[rows]],
         )
-        totals = weights.sum(dim=-1, dtype=torch.float64)
+        sums = block_sums(weights)
+        totals = sums.sum(dim=-1)
         drafts = block.drafts(who, column)
         p_draft = weights.gather(1, drafts[:, None])[:, 0].double() / totals
         q_draft = _draft_prob(block, who, column, drafts)
@@ -203,9 +204,11 @@ def _accept_by_rejection(
 
         stops = torch.nonzero(~is_accepted)[:, 0]
         if stops.numel() < who.numel():
-            weights, totals = weights[stops], totals[stops]
+            weights, totals, sums = weights[stops], totals[stops], sums[stops]
         final = _final_weights(block, who[stops], column, weights, totals, is_verified[stops])
-        ids = sample_inverse_cdf(final, final_uniforms[who[stops]])
+        ids = sample_inverse_cdf(
+            final, final_uniforms[who[stops]], sums if final is weights else None
+        )
         outcome.close(who[stops], column, ids)
         who = who[is_accepted]
         column += 1
@@ -248,7 +251,9 @@ def _final_weights(
         scaled_q = block.probs[requests[from_q], column] * totals[rejected[from_q], None]
         residual[from_q] = (residual[from_q] - scaled_q).clamp_(min=0.0).to(residual.dtype)
     usable = residual.amax(dim=-1) > 0.0
-    final = weights.clone() if rejected.numel() < who.numel() else weights
+    if not usable.any():
+        return weights
+    final = weights.clone()
     final[rejected[usable]] = residual[usable]
     return final
 

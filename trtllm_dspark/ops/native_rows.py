@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native CPU kernels for what lies between a layer's products: RMSNorm, SwiGLU, rotary embedding.
+"""Native CPU kernels for what lies between the products: RMSNorm, SwiGLU, rotary embedding, sums.
 
 Each function returns None where the kernel cannot run; the caller then uses torch's operators,
 which round at the same places.
@@ -89,6 +89,23 @@ def kv_append_(
     return _rotate(
         qkv.contiguous(), rope, shape, kv_pages=kv_pages, slots=slots, norms=norms, eps=eps
     )
+
+
+def block_sums(x: torch.Tensor, block: int) -> torch.Tensor | None:
+    """As `ops.sample_tokens.block_sums`."""
+    if x.dtype != torch.float32 or not native_library.takes(x):
+        return None
+    x = x.contiguous()
+    out = torch.empty((len(x), -(-x.shape[1] // block)), dtype=torch.float64)
+    _library().block_sums(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int64(len(x)),
+        ctypes.c_int64(x.shape[1]),
+        ctypes.c_int64(block),
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def _rotate(

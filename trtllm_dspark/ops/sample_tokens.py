@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from trtllm_dspark.ops import noise
+from trtllm_dspark.ops import native_rows, noise
 
 _PRUNING_MARGIN = noise.GUMBEL_MAX - noise.GUMBEL_MIN
 """A token this far below the best one cannot win: Gumbels made of 32 bits are bounded."""
@@ -24,14 +24,17 @@ _SHORT_ROW = 512
 """Kept tokens up to which a row's noise is drawn together with that of other rows."""
 
 
-def sample_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def sample_inverse_cdf(
+    weights: torch.Tensor, uniforms: torch.Tensor, sums: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return token ids [N] int64 drawn from unnormalised non-negative weights [N, V].
 
     uniforms [N] float64 in [0, 1): the first id whose cumulative weight exceeds u · total. A token
     of weight 0 is never drawn. Sums are float64, first of whole blocks, then inside the block that
-    holds the target: a cumulative sum of the whole row would be twice the row's own memory.
+    holds the target: a cumulative sum of the whole row would be twice the row's own memory. `sums`
+    are the weights' `block_sums`, if known.
     """
-    ends = _block_sums(weights).cumsum(dim=-1)
+    ends = (block_sums(weights) if sums is None else sums).cumsum(dim=-1)
     total = ends[:, -1:]
     # u < 1, but u · total may round up to total: the largest float64 below it still lies in the
     # last step.
@@ -49,8 +52,11 @@ def sample_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.T
     return block[:, 0] * _BLOCK + torch.minimum(first, last)
 
 
-def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+def block_sums(weights: torch.Tensor) -> torch.Tensor:
     """[N, V] → float64 sums of blocks of _BLOCK, the last one shorter."""
+    native = native_rows.block_sums(weights, _BLOCK)
+    if native is not None:
+        return native
     whole = weights.shape[1] // _BLOCK * _BLOCK
     sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1, dtype=torch.float64)
     if whole == weights.shape[1]:

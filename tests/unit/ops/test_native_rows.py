@@ -7,6 +7,7 @@ import torch
 from trtllm_dspark.ops import native_library
 from trtllm_dspark.ops.kv_append import HeadShape, apply_rope, kv_append_
 from trtllm_dspark.ops.norm import rms_norm
+from trtllm_dspark.ops.sample_tokens import block_sums
 from trtllm_dspark.ops.swiglu import swiglu
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -106,6 +107,15 @@ def test_a_row_has_the_same_bits_alone_in_any_company_and_on_any_number_of_threa
             assert torch.equal(swiglu(gate_up[at]), whole[1][at])
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("width", [1, 15, 512, 513, 5000])
+def test_block_sums_are_double_sums(width):
+    x = torch.rand(7, width)
+    got = block_sums(x)
+    parts = [part.double().sum(dim=1) for part in x.split(512, dim=1)]
+    torch.testing.assert_close(got, torch.stack(parts, dim=1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(got, by_torch(block_sums, x), rtol=1e-14, atol=0)
 
 
 def test_widths_that_do_not_fill_a_register_are_torchs_business():

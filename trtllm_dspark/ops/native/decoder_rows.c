@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decoder layer does to each row between its products: RMSNorm, SwiGLU, and rotary embedding
-// with the scatter into K/V pages. One pass over a row instead of one per operator.
+// What is done to each row outside the products: RMSNorm, SwiGLU, rotary embedding with the scatter
+// into K/V pages, and sums of sampling weights. One pass over a row instead of one per operator.
 //
 // A row is a fixed sequence of operations on its own numbers, rounded where torch's operators round.
 #include "vectors.h"
@@ -148,4 +148,23 @@ void rotate_and_append(const RotateArguments *a) {
     rotate_rows(a, 1);
   else
     rotate_rows(a, 0);
+}
+
+// x [num_rows, width] float; out [num_rows, ceil(width / block)]: sums of blocks in double.
+void block_sums(const float *x, double *out, int64_t num_rows, int64_t width, int64_t block, int32_t num_threads) {
+  const int64_t num_blocks = (width + block - 1) / block;
+  const int threads = threads_for(num_rows * width, num_threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < num_rows; row++)
+    for (int64_t b = 0; b < num_blocks; b++) {
+      const float *from = x + row * width + b * block;
+      const int64_t count = width - b * block < block ? width - b * block : block;
+      double sums[LANES] = {0}, sum = 0;
+      int64_t i = 0;
+      for (; i + LANES <= count; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += (double)from[i + lane];
+      for (; i < count; i++) sum += (double)from[i];
+      for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+      out[row * num_blocks + b] = sum;
+    }
 }
