@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies on the real model through the decoding loop: tokens/s at R requests, in paired rounds.
 
-Every round runs the same prompts under every policy, in an order that rotates. Only steps with all
-R requests decoding count. The best rival is picked on even rounds and compared on odd ones.
+Every round runs the same prompts under every policy, in an order that rotates, until R · `--tokens`
+tokens have come since all R requests decode: equal work for everybody. Complete rounds go to the
+JSON file as they come; the same command takes an interrupted run up again.
 
 Run: python benchmarks/bench_policies.py --model-dir models/smollm2 --json policies.json
 """
@@ -15,7 +16,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,36 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.timing import describe_run, format_table, paired_ratio, write_report
-from trtllm_dspark.config import BucketConfig, CacheConfig, SchedulerConfig, SystemConfig
-from trtllm_dspark.decoding.drafters.none import NoDrafter
-from trtllm_dspark.decoding.loop import DecodingLoop
+from benchmarks.policy_report import (
+    ADAPTIVE,
+    FULL,
+    PLAIN,
+    judge_policies,
+    render_policies,
+    summarize_policies,
+)
+from benchmarks.timing import describe_run, write_report
+from trtllm_dspark.config import (
+    BucketConfig,
+    CacheConfig,
+    SchedulerConfig,
+    SystemConfig,
+    load_json,
+    require,
+)
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.bench_inprocess import LoopContender
+from trtllm_dspark.evaluation.progress import ProgressReport
+from trtllm_dspark.options import configure_logging
 from trtllm_dspark.runtime import System, build_loop, build_system
-from trtllm_dspark.types import FinishReason, GenerationRequest, IntArray, SamplingParams
+from trtllm_dspark.types import GenerationRequest, IntArray, SamplingParams
 
-PLAIN = "plain server"
-FULL = "full verification"
-SCHEDULED = ("ratio_bucket", "prefix_async", "adaptive")
+SCHEDULED = ("ratio_bucket", "prefix_async", ADAPTIVE)
+MAX_TOKENS = 384
+"""Far more than is measured: no request ends while others catch up."""
+MAX_SEQ_LEN = 512
+CHANGEABLE = ("json", "rounds", "requests", "profile", "warm_up")
+"""Options that may differ when a run is taken up again."""
 PROMPT_TEXTS = (
     "Write a Python class with three methods: add, subtract and multiply.",
     "A baker makes 24 rolls and sells them in bags of 6. How many bags are there? Show each step.",
@@ -45,78 +65,60 @@ PROMPT_TEXTS = (
 )
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One way to run the model; the loop lives as long as the benchmark, so it keeps learning."""
+def make_contenders(config: SystemConfig, most_depth: int) -> list[LoopContender]:
+    """A server without a drafter, full verification, fixed depths and the scheduled policies.
 
-    name: str
-    system: System
-    loop: DecodingLoop
-
-
-def make_contenders(config: SystemConfig, num_drafts_cap: int) -> list[Contender]:
-    """A server without a drafter, full verification, fixed depths and the scheduled policies."""
-    plain = build_system(dataclasses.replace(config, drafter="none", scheduler=plain_policy()))
-    system = build_system(dataclasses.replace(config, scheduler=SchedulerConfig("adaptive")))
-    gamma = system.info.num_drafts
-    contenders = [
-        Contender(PLAIN, plain, plain.loop),
-        Contender(FULL, system, build_loop(system, SchedulerConfig("fixed"))),
-    ]
-    for depth in range(1, min(gamma, num_drafts_cap + 1)):
-        chosen = SchedulerConfig("fixed", {"num_draft_tokens": depth})
-        contenders.append(Contender(f"fixed {depth}", system, build_loop(system, chosen)))
-    for name in SCHEDULED:
-        contenders.append(Contender(name, system, build_loop(system, SchedulerConfig(name))))
-    return contenders
+    A loop lives as long as the benchmark, so it goes on learning from round to round.
+    """
+    alone = dataclasses.replace(config, drafter="none", scheduler=SchedulerConfig("autoregressive"))
+    plain = build_system(alone)
+    system = build_system(dataclasses.replace(config, scheduler=SchedulerConfig(ADAPTIVE)))
+    gamma = system.drafter.num_drafts
+    if gamma == 0:
+        raise ConfigError(f"drafter {config.drafter!r} drafts nothing: name a directory or ngram")
+    schedulers = {FULL: SchedulerConfig("fixed")}
+    for depth in range(1, min(gamma, most_depth + 1)):
+        schedulers[f"fixed {depth}"] = SchedulerConfig("fixed", {"num_draft_tokens": depth})
+    schedulers.update({name: SchedulerConfig(name) for name in SCHEDULED})
+    drafted = [LoopContender(n, system, build_loop(system, s)) for n, s in schedulers.items()]
+    return [LoopContender(PLAIN, plain, plain.loop), *drafted]
 
 
-def plain_policy() -> SchedulerConfig:
-    """The policy of a server without a drafter."""
-    return SchedulerConfig("autoregressive")
-
-
-def run_round(contender: Contender, prompts: Sequence[IntArray], num_tokens: int) -> float:
-    """Tokens per second while all requests decode, end tokens ignored."""
-    loop = contender.loop
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-        loop.add(GenerationRequest(str(index), prompt, params, time.monotonic()))
-    committed, seconds, is_steady = 0, 0.0, False
-    while loop.stats().num_running == len(prompts) or not is_steady:
-        before, started = loop.counters.num_committed_tokens, time.perf_counter()
+def run_round(contender: LoopContender, prompts: Sequence[IntArray], num_tokens: int) -> float:
+    """Tokens per second from when all requests decode; end tokens ignored."""
+    loop, counts = contender.loop, dict.fromkeys(map(str, range(len(prompts))), 0)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+    for name, prompt in zip(counts, prompts, strict=True):
+        loop.add(GenerationRequest(name, prompt, params, time.monotonic()))
+    begin_s, before, wanted = 0.0, -1, num_tokens * len(prompts)
+    is_done = False
+    while not is_done:
         outputs = loop.step()
-        elapsed = time.perf_counter() - started
-        outcome = loop.last_outcome
-        is_steady = outcome is not None and len(outcome.verify_lens) == len(prompts)
-        if is_steady:
-            seconds += elapsed
-            committed += loop.counters.num_committed_tokens - before
-        if any(o.finish_reason is FinishReason.LENGTH for o in outputs):
-            break
-    for index in range(len(prompts)):
-        loop.cancel(str(index))
+        now_s = time.perf_counter()
+        for output in outputs:
+            counts[output.request_id] = output.stats.num_output_tokens
+            is_done |= output.finish_reason is not None
+        if before < 0 and min(counts.values()) > 0:
+            begin_s, before = now_s, sum(counts.values())
+        is_done |= before >= 0 and sum(counts.values()) >= before + wanted
+    rate = (sum(counts.values()) - before) / (now_s - begin_s)
+    for name in counts:
+        loop.cancel(name)
     while loop.has_work:
         loop.step()
-    return committed / seconds
+    return rate
 
 
-def bench_requests(
-    contenders: Sequence[Contender], num_requests: int, arguments: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Tokens/s per contender and round at one number of requests."""
-    rng = np.random.default_rng(num_requests)
-    rates: dict[str, list[float]] = {c.name: [] for c in contenders}
+def run_contenders(
+    contenders: Sequence[LoopContender], num_requests: int, index: int, num_tokens: int
+) -> dict[str, float]:
+    """One round: every contender on the prompts of this round, in an order that rotates."""
     encoded = encode_prompts(contenders[0].system)
-    for index in range(arguments.warm_up + arguments.rounds):
-        prompts = [encoded[i] for i in rng.integers(0, len(encoded), num_requests)]
-        turn = index % len(contenders)
-        for contender in [*contenders[turn:], *contenders[:turn]]:
-            rate = run_round(contender, prompts, arguments.tokens)
-            if index >= arguments.warm_up:
-                rates[contender.name].append(rate)
-        print(f"R={num_requests}: round {index + 1}", file=sys.stderr, flush=True)
-    return rates
+    chosen = np.random.default_rng([num_requests, index]).integers(0, len(encoded), num_requests)
+    prompts, turn = [encoded[i] for i in chosen], index % len(contenders)
+    order = [*contenders[turn:], *contenders[:turn]]
+    rates = {c.name: run_round(c, prompts, num_tokens) for c in order}
+    return {c.name: rates[c.name] for c in contenders}
 
 
 def encode_prompts(system: System) -> list[IntArray]:
@@ -128,21 +130,88 @@ def encode_prompts(system: System) -> list[IntArray]:
     return [np.array(tokenizer.encode(text, add_special=False), np.int32) for text in rendered]
 
 
-def summarise(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians, and `adaptive` against plain, full verification and the best rival."""
-    medians = {name: float(np.median(values)) for name, values in rates.items()}
-    rivals = [name for name in rates if name != "adaptive"]
-    best = max(rivals, key=lambda name: float(np.median(rates[name][0::2])))
-    odd = {name: values[1::2] for name, values in rates.items()}
+def run_benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run all rounds that the JSON file does not hold yet; the whole report."""
+    settings = {k: v for k, v in vars(arguments).items() if k not in CHANGEABLE}
+    settings["max_num_requests"] = max(arguments.requests)
+    found = load_report(arguments.json, settings)
+    rounds: list[dict[str, Any]] = found.get("rounds", [])
+    cases = open_cases(arguments, {(row["num_requests"], row["round"]) for row in rounds})
+    if not cases:
+        return found
+    contenders = make_contenders(system_config(arguments), arguments.depths)
+    report = {"benchmark": "policies", "settings": settings, **describe(contenders)}
+    with ProgressReport("rounds", len(cases)) as progress:
+        for num_requests, index in cases:
+            rates = run_contenders(contenders, num_requests, index, arguments.tokens)
+            if index >= 0:
+                row = {"num_requests": num_requests, "round": index, "tokens_per_s": rates}
+                rounds = [*rounds, row]
+                report.update(summarize(rounds))
+                write_report(arguments.json, report)
+            best = max(rates, key=lambda name: rates[name])
+            progress.advance(f"R={num_requests} best {best} {rates[best]:.1f} tok/s")
+    return report
+
+
+def open_cases(arguments: argparse.Namespace, done: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(R, round) still to run; warm-up rounds count down to −1 before the first of an R."""
+    cases = []
+    for num_requests in arguments.requests:
+        missing = [i for i in range(arguments.rounds) if (num_requests, i) not in done]
+        if missing:
+            cases += [(num_requests, i) for i in (*range(-arguments.warm_up, 0), *missing)]
+    return cases
+
+
+def summarize(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Everything in the report that follows from the rounds."""
+    results = summarize_policies(rounds)
+    return {"bars": judge_policies(results), "results": results, "rounds": rounds}
+
+
+def describe(contenders: Sequence[LoopContender]) -> dict[str, Any]:
+    """What was measured where: dtype, machine, drafter, table, versions, engine."""
+    system = contenders[-1].system
+    table = system.table
     return {
-        "tokens_per_s": medians,
-        "best_rival": best,
-        "adaptive_vs_best_rival": paired_ratio(odd["adaptive"], odd[best]),
-        "adaptive_vs_plain": paired_ratio(rates["adaptive"], rates[PLAIN]),
-        "adaptive_vs_full": paired_ratio(rates["adaptive"], rates[FULL]),
-        "full_vs_plain": paired_ratio(rates[FULL], rates[PLAIN]),
-        "rounds": rates,
+        "dtype": system.info.extra.get("dtype"),
+        "machine": system.info.extra.get("machine"),
+        "run": describe_run(),
+        "drafter": system.drafter.name,
+        "num_drafts": system.drafter.num_drafts,
+        "is_calibrated": system.calibration is not None,
+        "latency_table": None if table is None else table.to_json_dict(),
+        "engine": json.loads(json.dumps(dataclasses.asdict(system.info), default=str)),
     }
+
+
+def load_report(path: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The report of an interrupted run; a file of other settings is refused."""
+    if path is None or not Path(path).is_file():
+        return {}
+    found = load_json(path)
+    held = found.get("settings", {})
+    differing = sorted(key for key, value in settings.items() if held.get(key) != value)
+    if differing:
+        raise ConfigError(
+            f"{path} holds a run with other {', '.join(differing)}: name another file or delete it"
+        )
+    return found
+
+
+def system_config(arguments: argparse.Namespace) -> SystemConfig:
+    """The system that all contenders but the plain one share."""
+    return SystemConfig(
+        model_dir=arguments.model_dir,
+        drafter=arguments.drafter,
+        dtype=arguments.dtype,
+        num_threads=arguments.threads,
+        max_seq_len=MAX_SEQ_LEN,
+        buckets=BucketConfig(max_num_requests=max(arguments.requests), max_num_tokens=512),
+        cache=CacheConfig(enable_prefix_reuse=False),
+        profile=arguments.profile,
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -155,65 +224,22 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that are not counted")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per request and round")
-    parser.add_argument("--depths", type=int, default=7, help="fixed depths up to this")
+    parser.add_argument("--depths", type=int, default=15, help="fixed depths up to this")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--profile", default="auto", choices=("never", "auto", "force"))
-    parser.add_argument("--json", help="write everything here")
+    parser.add_argument("--json", help="write (and resume from) this file")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print a table, write JSON."""
+    """Run, print three tables, write JSON."""
     arguments = build_parser().parse_args(argv)
-    config = SystemConfig(
-        model_dir=arguments.model_dir,
-        drafter=arguments.drafter,
-        dtype=arguments.dtype,
-        num_threads=arguments.threads,
-        max_seq_len=1024,
-        buckets=BucketConfig(max_num_requests=max(arguments.requests), max_num_tokens=512),
-        cache=CacheConfig(enable_prefix_reuse=False),
-        profile=arguments.profile,
-    )
-    contenders = make_contenders(config, arguments.depths)
-    assert isinstance(contenders[0].loop.drafter, NoDrafter)
-    results: dict[str, Any] = {}
-    for num_requests in arguments.requests:
-        results[str(num_requests)] = summarise(bench_requests(contenders, num_requests, arguments))
-        write_report(arguments.json, report(contenders, results))
-    print(render(results))
+    configure_logging(verbose=False)
+    require(arguments.rounds >= 1, "--rounds", arguments.rounds, "≥ 1")
+    require(1 <= arguments.tokens <= 96, "--tokens", arguments.tokens, "1 to 96")
+    report = run_benchmark(arguments)
+    print(render_policies(report["results"]))
     return 0
-
-
-def report(contenders: Sequence[Contender], results: dict[str, Any]) -> dict[str, Any]:
-    """The JSON report."""
-    info = contenders[-1].system.info
-    return {
-        "benchmark": "policies",
-        "run": describe_run(),
-        "engine": json.loads(json.dumps(dataclasses.asdict(info), default=str)),
-        "drafter": contenders[-1].loop.drafter.name,
-        "results": results,
-    }
-
-
-def render(results: dict[str, Any]) -> str:
-    """A table of ratios, one row per number of requests."""
-    header = ("R", "plain tok/s", "full/plain", "adaptive/plain", "adaptive/best rival", "rival")
-    rows = []
-    for num_requests, result in results.items():
-        ratio = result["adaptive_vs_best_rival"]
-        rows.append(
-            (
-                num_requests,
-                f"{result['tokens_per_s'][PLAIN]:.1f}",
-                f"{result['full_vs_plain']['median']:.2f}",
-                f"{result['adaptive_vs_plain']['median']:.2f}",
-                f"{ratio['median']:.3f} [{ratio['low95']:.3f}, {ratio['high95']:.3f}]",
-                result["best_rival"],
-            )
-        )
-    return format_table(header, rows)
 
 
 if __name__ == "__main__":
