@@ -26,7 +26,13 @@ from trtllm_dspark.engines.protocol import (
 from trtllm_dspark.engines.round_graphs import RoundGraphs
 from trtllm_dspark.engines.step_limits import StepLimits
 from trtllm_dspark.engines.target_graphs import TargetGraphs
-from trtllm_dspark.engines.torch_engine import TorchEngine, check_round_step, check_target_step
+from trtllm_dspark.engines.torch_engine import (
+    TorchEngine,
+    check_drafter_step,
+    check_pages,
+    check_round_step,
+    check_target_step,
+)
 from trtllm_dspark.engines.torch_graphs import Capture, choose_capture
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
@@ -77,6 +83,7 @@ class KernelEngine(TorchEngine):
         """Write the drafter's K/V of new context rows (no drafting)."""
         self._require_drafter("append_context")
         assert self.blocks is not None
+        check_pages(rows.page_table, self.info)
         with self._kernels():
             self.blocks.append(rows)
 
@@ -85,6 +92,7 @@ class KernelEngine(TorchEngine):
         """Draft one block per request."""
         self._require_drafter("run_drafter")
         assert self.blocks is not None
+        check_drafter_step(step, self.info)
         with self._kernels():
             return self.blocks.run(step)
 

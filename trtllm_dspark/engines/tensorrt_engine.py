@@ -32,7 +32,11 @@ from trtllm_dspark.engines.tensorrt_engine_inputs import (
     target_inputs,
     target_key,
 )
-from trtllm_dspark.engines.torch_engine import check_target_step
+from trtllm_dspark.engines.torch_engine import (
+    check_drafter_step,
+    check_pages,
+    check_target_step,
+)
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.types import EngineInfo, FloatArray, IntArray
 
@@ -74,6 +78,7 @@ class TensorRTEngine:
     def append_context(self, rows: ContextAppend) -> None:
         """Take new context rows (no drafting); the last of them are written with the next draft."""
         drafter = self._require_drafter("append_context")
+        check_pages(rows.page_table, self.info)
         new = context_rows(
             rows.positions, rows.cu_row_lens, rows.page_table, self._limits.page_size
         )
@@ -89,6 +94,7 @@ class TensorRTEngine:
     def run_drafter(self, step: DrafterStep) -> DrafterOutput:
         """Draft one block per request, greedily whatever the step's sampling says."""
         drafter = self._require_drafter("run_drafter")
+        check_drafter_step(step, self.info)
         self._device.enter()
         if not fits_drafting(len(step.anchor_ids), len(self._pending.positions), self._limits):
             self._flush(drafter)

@@ -86,6 +86,7 @@ class TorchEngine:
     def append_context(self, rows: ContextAppend) -> None:
         """Write the drafter's K/V of new context rows (no drafting)."""
         drafter = self._require_drafter("append_context")
+        check_pages(rows.page_table, self.info)
         positions = rows.positions.astype(np.int64)
         slots = flatten_slots(positions, rows.cu_row_lens, rows.page_table, self.info.page_size)
         drafter.append_context(
@@ -96,6 +97,7 @@ class TorchEngine:
     def run_drafter(self, step: DrafterStep) -> DrafterOutput:
         """Draft one block per request."""
         drafter = self._require_drafter("run_drafter")
+        check_drafter_step(step, self.info)
         count, length = len(step.anchor_ids), drafter.block_len
         positions = (step.anchor_positions[:, None] + np.arange(length)).reshape(-1)
         shape = drafter.config
@@ -201,7 +203,18 @@ def check_target_step(step: TargetStep, info: EngineInfo) -> None:
             " rows and prefix sums must agree and fit the rung"
         )
     _check_range("token ids", step.token_ids, info.vocab_size, "the vocabulary")
-    _check_range("page ids", step.page_table, info.num_pages, "the page pool")
+    check_pages(step.page_table, info)
+
+
+def check_drafter_step(step: DrafterStep, info: EngineInfo) -> None:
+    """Refuse anchors outside the vocabulary and pages outside the pool."""
+    _check_range("anchor ids", step.anchor_ids, info.vocab_size, "the vocabulary")
+    check_pages(step.page_table, info)
+
+
+def check_pages(page_table: IntArray, info: EngineInfo) -> None:
+    """Refuse page ids outside the pool: past this point they are addresses."""
+    _check_range("page ids", page_table, info.num_pages, "the page pool")
 
 
 def check_round_step(step: RoundStep, info: EngineInfo) -> None:
@@ -214,8 +227,7 @@ def check_round_step(step: RoundStep, info: EngineInfo) -> None:
             f"{len(step.draft_caps)} anchors and {step.capacity} drafts do not fit rung "
             f"{step.rung}: lower the capacity or run a larger rung"
         )
-    _check_range("anchor ids", step.draft.anchor_ids, info.vocab_size, "the vocabulary")
-    _check_range("page ids", step.draft.page_table, info.num_pages, "the page pool")
+    check_drafter_step(step.draft, info)
 
 
 def _check_range(name: str, values: IntArray, size: int, what: str) -> None:

@@ -12,7 +12,12 @@ import torch
 from tests.unit.decoding.loops import TinyModel, generate, random_prompts, request
 from tests.unit.engines.kernel_loops import make_drafter, make_engine, make_loop
 from trtllm_dspark.engines.kernel_engine import KernelEngine
-from trtllm_dspark.engines.protocol import DrafterStep, DraftSampling, TargetStep
+from trtllm_dspark.engines.protocol import (
+    ContextAppend,
+    DrafterStep,
+    DraftSampling,
+    TargetStep,
+)
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.models.drafter import DSparkModel
 
@@ -142,3 +147,26 @@ def test_more_requests_than_the_largest_bucket_are_refused(tiny: TinyModel) -> N
     )
     with pytest.raises(EngineError, match=r"3 requests fit no requests bucket of \(1, 2\)"):
         engine.run_drafter(three)
+
+
+@pytest.mark.parametrize("by_kernel", [True, False])
+@pytest.mark.parametrize("page", [-1, 16])
+def test_drafting_and_context_rows_outside_the_pool_are_refused_on_the_host(
+    tiny: TinyModel, page: int, by_kernel: bool
+) -> None:
+    engine = make_engine(tiny, make_drafter(tiny), by_kernel=by_kernel)
+    table = np.array([[1], [page]], np.int32)
+    step = draft_step(engine)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="outside the page pool of 16"):
+        engine.run_drafter(dataclasses.replace(step, page_table=table))
+    unknown = np.array([4, tiny.target.config.vocab_size], np.int32)
+    with pytest.raises(EngineError, match="anchor ids from 4"):
+        engine.run_drafter(dataclasses.replace(step, anchor_ids=unknown))
+    rows = ContextAppend(
+        taps=torch.zeros(2, len(engine.tap_layers) * tiny.target.config.hidden_size),
+        positions=np.zeros(2, np.int32),
+        cu_row_lens=np.array([0, 1, 2], np.int32),
+        page_table=table,
+    )
+    with pytest.raises(EngineError, match="outside the page pool of 16"):
+        engine.append_context(rows)

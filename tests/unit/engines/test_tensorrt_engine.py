@@ -222,4 +222,11 @@ def test_a_step_that_fits_no_profile_is_refused_before_anything_runs(models, ope
     step = target_step(np.random.default_rng(5), [0], [3], 4)
     with pytest.raises(EngineError, match="rung 5"):
         opened.engine.run_target(dataclasses.replace(step, rung=5))
+    draft = drafter_step(np.random.default_rng(5), [3])
+    table = np.full_like(draft.page_table, opened.engine.info.num_pages)
+    taps, cu = torch.zeros(3, 2 * HIDDEN), np.array([0, 3], np.int32)
+    with pytest.raises(EngineError, match="outside the page pool"):
+        opened.engine.run_drafter(dataclasses.replace(draft, page_table=table))
+    with pytest.raises(EngineError, match="outside the page pool"):
+        opened.engine.append_context(ContextAppend(taps, step.positions, cu, table))
     assert opened.count("execute_async_v3") == 0
