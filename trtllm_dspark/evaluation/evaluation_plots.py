@@ -20,6 +20,7 @@ def plot_evaluation(report: dict[str, Any], directory: Path) -> list[Path]:
         plot_curves(report, "survival", directory / "survival.png"),
         plot_curves(report, "conditional", directory / "conditional.png"),
         plot_thresholds(report, directory / "thresholds.png"),
+        plot_domain_thresholds(report, directory / "thresholds_domains.png"),
         *(
             plot_reliability(report, name, directory / f"reliability_{name}.png")
             for name in report["reliability"]
@@ -48,16 +49,31 @@ def plot_curves(report: dict[str, Any], name: str, path: Path) -> Path:
 
 
 def plot_thresholds(report: dict[str, Any], path: Path) -> Path:
+    """All prompts, before and after calibration."""
+    lines = {f"{name} calibration": rows for name, rows in report["thresholds"].items()}
+    return _plot_threshold_lines(lines, "threshold on c_k", path)
+
+
+def plot_domain_thresholds(report: dict[str, Any], path: Path) -> Path:
+    """A line per domain, with calibrated confidences where there are any."""
+    case = "after" if "after" in report["thresholds"] else "before"
+    lines = {domain: rows[case] for domain, rows in report["domain_thresholds"].items()}
+    return _plot_threshold_lines(lines, f"threshold on c_k, {case} calibration", path)
+
+
+def _plot_threshold_lines(
+    lines: dict[str, list[dict[str, Any]]], axis_label: str, path: Path
+) -> Path:
     """Acceptance rate and drafts verified per block against the static threshold."""
     figure, axes = new_axes()
     right = axes.twinx()
-    for label, rows in report["thresholds"].items():
+    for label, rows in lines.items():
         values = [row["threshold"] for row in rows]
         rates = _numbers([row["acceptance_rate"] for row in rows])
-        (line,) = axes.plot(values, rates, "o-", label=f"acceptance rate, {label} calibration")
+        (line,) = axes.plot(values, rates, "o-", label=label)
         verified = [row["verified_per_block"] for row in rows]
         right.plot(values, verified, ":", color=line.get_color())
-    axes.set_xlabel("threshold on c_k")
+    axes.set_xlabel(axis_label)
     axes.set_ylabel("accepted / verified drafts")
     right.set_ylabel("drafts verified per block (dotted)")
     save(figure, axes, str(path))

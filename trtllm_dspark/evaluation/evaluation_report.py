@@ -11,8 +11,13 @@ from rich.table import Table
 
 
 def render_evaluation(report: dict[str, Any]) -> list[Table]:
-    """Acceptance per domain and set, survival per domain, then reliability per position."""
-    return [render_acceptance(report), render_survival(report), *render_reliability(report)]
+    """Acceptance per domain and set, survival, static thresholds, reliability per position."""
+    return [
+        render_acceptance(report),
+        render_survival(report),
+        render_thresholds(report),
+        *render_reliability(report),
+    ]
 
 
 def render_acceptance(report: dict[str, Any]) -> Table:
@@ -51,6 +56,29 @@ def render_survival(report: dict[str, Any]) -> Table:
     for name, row in {**report["domains"], "macro": report}.items():
         view.add_row(name, *(f"{value:.3f}" for value in row["survival"]))
     return view
+
+
+def render_thresholds(report: dict[str, Any]) -> Table:
+    """What static thresholds would verify and accept: all prompts, then the rate per domain."""
+    case = "after" if "after" in report["thresholds"] else "before"
+    view = Table(title=f"stop before the first c_k < t, {case} calibration", box=box.SIMPLE)
+    domains = {name: rows[case] for name, rows in report["domain_thresholds"].items()}
+    for name in ("t", "verified", "length", "accepted", *domains):
+        view.add_column(name, justify="right")
+    for index, row in enumerate(report["thresholds"][case]):
+        if index % 2 == 0:  # every 0.1; the JSON has them all
+            rates = [row, *(rows[index] for rows in domains.values())]
+            view.add_row(
+                f"{row['threshold']:.1f}",
+                f"{row['verified_per_block']:.2f}",
+                f"{row['acceptance_length']:.3f}",
+                *(_percent(found["acceptance_rate"]) for found in rates),
+            )
+    return view
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
 def render_reliability(report: dict[str, Any]) -> list[Table]:

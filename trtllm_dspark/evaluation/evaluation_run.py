@@ -6,7 +6,7 @@ holds already) and adds up the report. Knows no command line and no figures.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from trtllm_dspark.evaluation.acceptance import (
     sweep_thresholds,
 )
 from trtllm_dspark.evaluation.block_collection import (
+    CollectedBlocks,
     PromptBlocks,
     iterate_blocks,
     join_blocks,
@@ -93,7 +94,12 @@ def evaluate_drafter(
         "drafter": describe_drafter(config, drafter),
         "mode": mode.value,
         **acceptance_report(answers, prompts, drafter.num_drafts, options.seed),
-        **confidence_report(answers, drafter.num_drafts, mode, calibration, options.seed),
+        **confidence_report(
+            answers,
+            [prompt.domain for prompt in prompts],
+            confidence_maps(drafter.num_drafts, mode, calibration),
+            options.seed,
+        ),
         "calibration_file": source,
         "facts": facts,
     }
@@ -206,26 +212,44 @@ def acceptance_report(
     return {**macro.to_json_dict(), "domains": domains, "sets": sets}
 
 
-def confidence_report(
-    answers: Sequence[PromptBlocks],
-    num_drafts: int,
-    mode: DraftMode,
-    calibration: Calibration | None,
-    seed: int,
-) -> dict[str, Any]:
-    """Reliability and threshold sweep over all blocks, before and after calibration."""
-    blocks = join_blocks(answers, num_drafts)
+def confidence_maps(
+    num_drafts: int, mode: DraftMode, calibration: Calibration | None
+) -> dict[str, LogitMap]:
+    """Confidences as drafted, and as calibrated where this mode has been."""
     cases = {"before": LogitMap.neutral(num_drafts)}
     if calibration is not None and mode in calibration.modes:
         cases["after"] = calibration.logit_map(mode)
-    reliability, thresholds = {}, {}
-    for name, mapping in cases.items():
-        rng = np.random.default_rng(seed)
-        reliability[name] = judge_positions(blocks, mapping, rng)
-        thresholds[name] = sweep_thresholds(
-            blocks.samples, mapping.confidences(blocks.samples.logits)
-        )
-    return {"reliability": reliability, "thresholds": thresholds}
+    return cases
+
+
+def confidence_report(
+    answers: Sequence[PromptBlocks],
+    domains: Sequence[str],
+    cases: Mapping[str, LogitMap],
+    seed: int,
+) -> dict[str, Any]:
+    """Reliability over all blocks; static thresholds over all blocks and over each domain's."""
+    num_drafts = len(next(iter(cases.values())).scale)
+    groups = {
+        name: join_blocks(group, num_drafts)
+        for name, group in group_answers(answers, domains).items()
+    }
+    blocks = join_blocks(answers, num_drafts)
+
+    def swept(found: CollectedBlocks, mapping: LogitMap) -> list[dict[str, Any]]:
+        return sweep_thresholds(found.samples, mapping.confidences(found.samples.logits))
+
+    return {
+        "reliability": {
+            name: judge_positions(blocks, mapping, np.random.default_rng(seed))
+            for name, mapping in cases.items()
+        },
+        "thresholds": {name: swept(blocks, mapping) for name, mapping in cases.items()},
+        "domain_thresholds": {
+            domain: {name: swept(found, mapping) for name, mapping in cases.items()}
+            for domain, found in groups.items()
+        },
+    }
 
 
 def evaluation_config(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tests.unit.evaluation.tiny_system import (
     GAMMA,
@@ -23,6 +24,7 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation import evaluate_command
 from trtllm_dspark.evaluation.acceptance_models import TraceAcceptance
 from trtllm_dspark.evaluation.block_store import from_json_row
+from trtllm_dspark.evaluation.evaluation_report import render_thresholds
 from trtllm_dspark.scheduling.calibration import Calibration, ModeCalibration
 from trtllm_dspark.types import DraftMode
 
@@ -149,7 +151,34 @@ def test_calibration_thresholds_trace_and_figures_are_written(
     assert verified == sorted(verified, reverse=True) and verified[-1] < GAMMA
     assert TraceAcceptance.load(str(trace)).num_drafts == GAMMA
     names = {p.name for p in plots.iterdir()}
-    assert {"survival.png", "thresholds.png", "reliability_after.png"} <= names
+    assert {
+        "survival.png", "thresholds.png", "thresholds_domains.png", "reliability_after.png"
+    } <= names  # fmt: skip
+
+
+def test_thresholds_per_domain_add_up_to_those_of_all_prompts(
+    greedy: tuple[dict[str, Any], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, path = greedy
+    domains = report["domain_thresholds"]
+    assert set(domains) == {"math", "code", "chat"}
+    blocks = {
+        name: sum(
+            judged == 7
+            for a in stored(path) if a.prompt_id.startswith(prefix)
+            for judged in a.judged_lens
+        )
+        for name, prefix in (("math", "sums"), ("code", "snippets"), ("chat", "talk"))
+    }  # fmt: skip
+    for index, row in enumerate(report["thresholds"]["before"]):
+        for name in ("verified_per_block", "acceptance_length"):
+            sums = sum(blocks[d] * domains[d]["before"][index][name] for d in domains)
+            assert row[name] == pytest.approx(sums / sum(blocks.values()))
+    lengths = {d: domains[d]["before"][0]["acceptance_length"] for d in domains}
+    assert lengths == {d: pytest.approx(report["domains"][d]["acceptance_length"]) for d in domains}
+    assert len(set(lengths.values())) > 1
+    Console().print(render_thresholds(report))
+    assert "stop before the first c_k < t" in capsys.readouterr().out
 
 
 def test_a_sweep_compares_drafters_on_the_same_prompts(
