@@ -6,16 +6,14 @@ have been measured, and what is gained over plain decoding. Prints every assumpt
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from trtllm_dspark.evaluation.progress import ProgressReport
 from trtllm_dspark.evaluation.roofline import Roofline
 from trtllm_dspark.evaluation.simulated_requests import Workload
 from trtllm_dspark.evaluation.simulation_setup import (
@@ -25,8 +23,12 @@ from trtllm_dspark.evaluation.simulation_setup import (
     roofline,
     simulate_policy,
 )
+from trtllm_dspark.evaluation.sweep_file import SweepFile
 from trtllm_dspark.options import configure_logging
 
+POLICIES = ("autoregressive", "fixed", "adaptive")
+MIN_RUNG_SHARE = 0.05
+"""A rung that fewer steps run is not worth building."""
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -43,6 +45,23 @@ class PlanRow:
     verified_per_request: float
     rungs: dict[str, int]
 
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Which candidate it is."""
+        return self.gamma, self.concurrency, self.policy
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ratios ρ = (rung − R) / (R·γ) of the rungs that its steps run, to build."""
+        least = MIN_RUNG_SHARE * sum(self.rungs.values())
+        drafts = self.concurrency * self.gamma
+        found = {
+            min(round((int(rung) - self.concurrency) / drafts, 3), 1.0)
+            for rung, count in self.rungs.items()
+            if count >= least
+        }
+        return sorted(ratio for ratio in found if ratio > 0)
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Arguments of `dspark plan`."""
@@ -55,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--gammas", type=int, nargs="+", default=[3, 7, 15])
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--json", help="write all candidates here")
+    parser.add_argument("--json", help="write (and resume from) this file")
     add_roofline_options(parser)
     add_acceptance_options(parser)
     return parser
@@ -67,14 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(False)
     arguments.gpu = arguments.gpu or "h100"
     console = Console()
-    rows, assumptions = candidates(arguments)
+    rows, assumptions = find_candidates(arguments)
     best = [row for row in best_rows(rows, arguments.sla) if row is not None]
     console.print(render(best, arguments.sla))
     for line in assumptions:
         console.print(f"assumed: {line}")
-    if arguments.json:
-        data = {"sla": arguments.sla, "assumptions": assumptions, "rows": [vars(r) for r in rows]}
-        Path(arguments.json).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if not best:
         console.print(f"nothing reaches {arguments.sla} tokens/s per user on this machine")
         return 1
@@ -83,42 +99,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def candidates(arguments: argparse.Namespace) -> tuple[list[PlanRow], list[str]]:
+def find_candidates(arguments: argparse.Namespace) -> tuple[list[PlanRow], list[str]]:
     """Simulate plain decoding, full verification and `adaptive` at every load that K/V allow."""
-    rows: list[PlanRow] = []
-    assumptions: list[str] = []
-    for gamma in arguments.gammas:
-        line = roofline(arguments, gamma, max(arguments.concurrency))
-        loads = fitting_loads(line, arguments.concurrency)
-        table, model = line.latency_table(), acceptance_model(arguments, gamma)
-        assumptions = line.describe()
-        policies = ("autoregressive", "fixed", "adaptive")
-        for load in track(loads, description=f"γ = {gamma}", transient=True):
-            for policy in policies:
-                report = simulate_policy(
-                    policy,
-                    {},
-                    table,
-                    model,
-                    Workload(load, output_tokens=(100_000, 100_000)),
-                    num_steps=arguments.steps,
-                    warm_up=50,
-                    seed=arguments.seed,
-                )
-                fields: dict[str, Any] = report.to_json_dict()
-                rows.append(
-                    PlanRow(gamma, load, policy, **{
-                        name: fields[name]
-                        for name in ("tokens_per_s", "tokens_per_s_user", "keep_ratio",
-                                     "verified_per_request", "rungs")
-                    })
-                )  # fmt: skip
+    ignored = ("json", "sla", "gammas", "concurrency")
+    file = SweepFile(
+        arguments.json, {k: v for k, v in vars(arguments).items() if k != "json"}, ignored
+    )
+    rows = {row.key: row for row in (PlanRow(**fields) for fields in file.rows)}
+    lines = [roofline(arguments, gamma, max(arguments.concurrency)) for gamma in arguments.gammas]
+    wanted = [
+        (line, load, policy)
+        for line in lines
+        for load in fitting_loads(line, arguments.concurrency)
+        for policy in POLICIES
+    ]
+    missing = [case for case in wanted if (case[0].num_drafts, *case[1:]) not in rows]
+    with ProgressReport("planning", len(missing)) as progress:
+        for line, load, policy in missing:
+            row = simulate_candidate(arguments, line, load, policy)
+            rows[row.key] = row
+            file.add(vars(row))
+            progress.advance(f"γ = {line.num_drafts}: {policy} at {load}")
     source = arguments.trace or (
         f"acceptance length {arguments.acceptance_length}"
         if arguments.acceptance_length
         else "the acceptance fitted to the published H20 results (0.761 per draft)"
     )
-    return rows, [*assumptions, f"drafts: {source}; calibrated confidences; decode only"]
+    drafts = f"drafts: {source}; calibrated confidences; decode only"
+    assumptions = [*lines[-1].describe(), drafts]
+    file.save(sla=arguments.sla, assumptions=assumptions)
+    return [rows[line.num_drafts, load, policy] for line, load, policy in wanted], assumptions
+
+
+def simulate_candidate(
+    arguments: argparse.Namespace, line: Roofline, load: int, policy: str
+) -> PlanRow:
+    """Run one policy at one load on the roofline's costs."""
+    model = acceptance_model(arguments, line.num_drafts)
+    workload = Workload(load, output_tokens=(100_000, 100_000))
+    report = simulate_policy(
+        policy, {}, line.latency_table(), model, workload,
+        num_steps=arguments.steps, warm_up=50, seed=arguments.seed,
+    )  # fmt: skip
+    fields: dict[str, Any] = report.to_json_dict()
+    names = ("tokens_per_s", "tokens_per_s_user", "keep_ratio", "verified_per_request", "rungs")
+    return PlanRow(line.num_drafts, load, policy, **{name: fields[name] for name in names})
 
 
 def fitting_loads(line: Roofline, concurrencies: Sequence[int]) -> list[int]:
@@ -130,7 +155,7 @@ def best_rows(rows: Sequence[PlanRow], sla: float) -> list[PlanRow | None]:
     """For every (γ, policy) the candidate of highest throughput that meets the target."""
     found: list[PlanRow | None] = []
     for gamma in dict.fromkeys(row.gamma for row in rows):
-        for policy in ("autoregressive", "fixed", "adaptive"):
+        for policy in POLICIES:
             fitting = [
                 row
                 for row in rows
@@ -157,8 +182,14 @@ def advice(top: PlanRow, rows: Sequence[PlanRow], sla: float) -> str:
         f"γ = {top.gamma}, policy {top.policy}, up to {top.concurrency} requests at once: "
         f"{top.tokens_per_s:.0f} tokens/s, {top.tokens_per_s_user:.0f} per user; {gain}; "
         f"it verifies {top.verified_per_request:.1f} drafts per request (keep ratio "
-        f"{top.keep_ratio:.2f}): build rungs around that ratio"
+        f"{top.keep_ratio:.2f}){build_advice(top)}"
     )
+
+
+def build_advice(top: PlanRow) -> str:
+    """The ratios to build, where drafts are verified."""
+    ratios = ",".join(f"{ratio:g}" for ratio in top.ratios)
+    return f": build with --ratios {ratios}" if ratios else ""
 
 
 def render(rows: Sequence[PlanRow], sla: float) -> Table:

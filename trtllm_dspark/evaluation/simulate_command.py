@@ -6,16 +6,14 @@ estimated latency table. Results go to JSON after every run, so that a long swee
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.progress import ProgressReport
 from trtllm_dspark.evaluation.published_numbers import H20_BATCHES, h20_throughput
 from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation_setup import (
@@ -25,11 +23,13 @@ from trtllm_dspark.evaluation.simulation_setup import (
     cost_table,
     simulate_policy,
 )
+from trtllm_dspark.evaluation.sweep_file import SweepFile
 from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
 from trtllm_dspark.options import configure_logging
 from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 
+OUTPUTS = ("json", "pareto", "budget")
 PUBLISHED_SYSTEMS = ("autoregressive", "eagle3", "dflash_b8", "dflash_b16", "dcut_b8", "dcut_b16")
 
 
@@ -94,53 +94,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sweep(arguments: argparse.Namespace, table: LatencyTable) -> list[dict[str, Any]]:
     """Run every (load, policy) that the JSON file does not hold yet."""
-    path = Path(arguments.json) if arguments.json else None
-    settings = {k: v for k, v in vars(arguments).items() if k not in ("json", "pareto", "budget")}
-    settings = json.loads(json.dumps(settings))
-    rows = load_rows(path, settings)
-    done = {(row["load"], row["policy"]) for row in rows}
+    settings = {k: v for k, v in vars(arguments).items() if k not in OUTPUTS}
+    file = SweepFile(arguments.json, settings, ("policies", "concurrency", "arrivals"))
+    done = {(row["load"], row["policy"]) for row in file.rows}
     loads = arguments.arrivals or arguments.concurrency
     cases = [(load, p) for load in loads for p in arguments.policies if (load, p) not in done]
     model = acceptance_model(arguments, arguments.gamma)
     limits = Limits(
         min(arguments.max_batch_size, table.rungs[-1]), table.rungs[-1], arguments.kv_tokens
     )
-    for load, policy in track(cases, description="simulating", disable=not cases):
-        workload = Workload(
-            concurrency=1 if arguments.arrivals else int(load),
-            arrivals_per_s=load if arguments.arrivals else None,
-            prompt_tokens=tuple(arguments.prompt_tokens),
-            output_tokens=tuple(arguments.output_tokens),
-            difficulty_steps=arguments.difficulty_steps,
-        )
-        report = simulate_policy(
-            policy, {}, table, model, workload, limits=limits,
-            num_steps=arguments.steps, warm_up=arguments.warm_up, seed=arguments.seed,
-        )  # fmt: skip
-        rows.append({"load": load, "policy": policy, **report.to_json_dict()})
-        if path is not None:
-            text = json.dumps({"settings": settings, "rows": rows}, indent=1)
-            path.write_text(text + "\n", encoding="utf-8")
+    with ProgressReport("simulating", len(cases)) as progress:
+        for load, policy in cases:
+            workload = Workload(
+                concurrency=1 if arguments.arrivals else int(load),
+                arrivals_per_s=load if arguments.arrivals else None,
+                prompt_tokens=tuple(arguments.prompt_tokens),
+                output_tokens=tuple(arguments.output_tokens),
+                difficulty_steps=arguments.difficulty_steps,
+            )
+            report = simulate_policy(
+                policy, {}, table, model, workload, limits=limits,
+                num_steps=arguments.steps, warm_up=arguments.warm_up, seed=arguments.seed,
+            )  # fmt: skip
+            file.add({"load": load, "policy": policy, **report.to_json_dict()})
+            progress.advance(f"{policy} at {load:g}")
     order = {name: i for i, name in enumerate(arguments.policies)}
-    return sorted(rows, key=lambda row: (row["load"], order.get(row["policy"], 99)))
-
-
-def load_rows(path: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an interrupted sweep; a file of other settings is refused."""
-    if path is None or not path.is_file():
-        return []
-    data = json.loads(path.read_text("utf-8"))
-    ignored = ("policies", "concurrency", "arrivals")
-    differing = sorted(
-        k for k, v in settings.items() if k not in ignored and data["settings"].get(k) != v
-    )
-    if differing:
-        raise ConfigError(
-            f"{path} holds a sweep with other {', '.join(differing)}: name another file or "
-            "delete it"
-        )
-    rows: list[dict[str, Any]] = data["rows"]
-    return rows
+    return sorted(file.rows, key=lambda row: (row["load"], order.get(row["policy"], 99)))
 
 
 def render(rows: Sequence[dict[str, Any]]) -> Table:

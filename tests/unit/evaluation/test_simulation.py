@@ -204,7 +204,8 @@ def test_simulate_writes_json_and_resumes_only_its_own_sweep(
     assert [r["load"] for r in rows] == [4, 8] and rows[0]["tokens_per_s"] == -1.0
     with pytest.raises(ConfigError, match="other seed"):
         simulate_command.main([*common, "--seed", "3"])
-    assert "γ = 15" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "γ = 15" in printed.out and "simulating: 1/1 fixed at 8" in printed.err
 
 
 def test_simulate_refuses_unknown_policies_and_two_sources_of_costs() -> None:
@@ -223,5 +224,45 @@ def test_plan_answers_with_a_load_that_meets_the_target_and_says_what_it_assumed
     rows = json.loads(path.read_text("utf-8"))["rows"]
     assert {(r["concurrency"], r["policy"]) for r in rows} >= {(8, "adaptive"), (64, "fixed")}
     printed = capsys.readouterr().out
-    assert "assumed:" in printed and "policy adaptive" in printed
+    assert "assumed:" in printed and "policy adaptive" in printed and "--ratios" in printed
     assert plan_command.main([*common, "--sla", "5000"]) == 1
+
+
+def test_an_interrupted_plan_goes_on_and_only_with_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, runs = tmp_path / "plan.json", []
+    original = plan_command.simulate_candidate
+
+    def interrupted(*case: Any) -> plan_command.PlanRow:
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        runs.append(case[1:])
+        return original(*case)
+
+    common = ["--gpu", "h20", "--gammas", "7", "--steps", "5", "--concurrency", "8", "64"]
+    common += ["--sla", "60", "--json", str(path)]
+    monkeypatch.setattr(plan_command, "simulate_candidate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plan_command.main(common)
+    assert len(json.loads(path.read_text("utf-8"))["rows"]) == 4
+    monkeypatch.setattr(plan_command, "simulate_candidate", original)
+    assert plan_command.main(common) == 0
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    assert len(rows) == 6 and len({(r["concurrency"], r["policy"]) for r in rows}) == 6
+    monkeypatch.setattr(plan_command, "simulate_candidate", interrupted)
+    assert plan_command.main([*common, "--sla", "50"]) == 0  # nothing is left to run
+    with pytest.raises(ConfigError, match="other steps"):
+        plan_command.main([*common, "--steps", "6"])
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no sweep"):
+        plan_command.main(common)
+
+
+def test_the_ratios_to_build_are_those_of_the_rungs_that_run() -> None:
+    row = plan_command.PlanRow(
+        7, 8, "adaptive", 1.0, 1.0, 0.5, 2.0, {"8": 30, "22": 40, "40": 29, "64": 1}
+    )
+    assert row.ratios == [0.25, 0.571]
+    plain = plan_command.PlanRow(7, 8, "autoregressive", 1.0, 1.0, 0.1, 0.0, {"8": 10})
+    assert plain.ratios == [] and plan_command.build_advice(plain) == ""
