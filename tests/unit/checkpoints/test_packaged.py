@@ -29,8 +29,9 @@ def test_a_model_without_a_packaged_drafter_stays_without_one(shipped, tmp_path)
     assert not (tmp_path / "model").exists()
 
 
-def test_a_packaged_drafter_is_installed_once_and_renewed_when_the_package_changes(
-    shipped, tmp_path
+@pytest.mark.parametrize("changed", ["config.json", "drafter.safetensors", "calibration.json"])
+def test_a_packaged_drafter_is_installed_once_and_renewed_when_any_of_its_files_changes(
+    shipped, tmp_path, changed
 ):
     model = tmp_path / "model"
     installed = install_packaged_drafter("tiny", model)
@@ -40,10 +41,9 @@ def test_a_packaged_drafter_is_installed_once_and_renewed_when_the_package_chang
     before = weights.stat().st_mtime_ns
     install_packaged_drafter("tiny", model)
     assert weights.stat().st_mtime_ns == before, "nothing is written twice"
-    (shipped / "config.json").write_text(json.dumps({"version": 2}))
-    (shipped / "drafter.safetensors").write_bytes(b"two")
+    (shipped / changed).write_bytes(b'{"version": 2}')
     install_packaged_drafter("tiny", model)
-    assert weights.read_bytes() == b"two"
+    assert (installed / changed).read_bytes() == b'{"version": 2}'
     assert [p.name for p in model.iterdir()] == ["drafter"], "no scratch directory is left"
 
 
