@@ -23,6 +23,7 @@ from tests.unit.scheduling.toys import (
     Case,
     Noise,
     Tokens,
+    accept_coupled,
     accept_exactly,
     draft_blocks,
 )
@@ -196,14 +197,15 @@ def _accept(
 ) -> Iterator[tuple[float, State]]:
     case, lens = step.case, step.lens
     one_hot = case.mode is not DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS
-    outcomes = [
-        [
-            o
-            for o in acceptance(case.toy, anchors[r], combination[i][1], int(lens[i]), one_hot)
-            if o[0] > 0.0
-        ]
-        for i, r in enumerate(live)
-    ]
+
+    def outcomes_of(i: int, r: int) -> Iterator[tuple[float, int, int]]:
+        drafts, used = combination[i][1:]
+        if case.is_seeded:
+            noise, position = (*state[1][r], *used), len(state[0][r])
+            return accept_coupled(case, anchors[r], drafts, int(lens[i]), position, noise)
+        return acceptance(case.toy, anchors[r], drafts, int(lens[i]), one_hot)
+
+    outcomes = [[o for o in outcomes_of(i, r) if o[0] > 0.0] for i, r in enumerate(live)]
     observed: dict[Tokens, bytes] = {}
     for joint in itertools.product(*outcomes):
         accepted = tuple(o[1] for o in joint)

@@ -69,6 +69,20 @@ class Case:
     """Mutant: draft noise keyed by absolute position instead of (anchor position, slot)."""
     estimates: bool = False
     """Survivals come from the policy's own estimator, which learns from every step."""
+    is_seeded: bool = False
+    """Coupled acceptance: token t is drawn from u[t] whoever draws it, draft or target."""
+
+    @property
+    def noise_by_position(self) -> bool:
+        """Whether draft noise is keyed by the absolute position of the token it draws."""
+        return self.reuse_noise or self.is_seeded
+
+    def noise_atoms(self) -> list[tuple[float, float]]:
+        """Return (probability, midpoint) of the intervals of u that no row in use tells apart."""
+        rows = [self.toy.draft, *([self.toy.target] if self.is_seeded else [])]
+        inner = np.cumsum(np.concatenate(rows), axis=1)[:, :-1].round(12).ravel()
+        edges = sorted({0.0, 1.0, *inner.tolist()})
+        return [(b - a, (a + b) / 2) for a, b in itertools.pairwise(edges) if b > a]
 
 
 # --- acceptance -----------------------------------------------------------------------------------
@@ -92,6 +106,22 @@ def accept_exactly(
         yield chance * share, verify_len, token
 
 
+def accept_coupled(
+    case: Case, anchor: int, drafts: Tokens, verify_len: int, position: int, noise: Noise
+) -> Iterator[tuple[float, int, int]]:
+    """Yield outcomes of a seeded request: a draft stays iff it is what its u draws from p."""
+    known, previous = dict(noise), anchor
+    for k, token in enumerate(drafts[:verify_len]):
+        truth = draw(case.toy.target[previous], known[position + k + 1])
+        if truth != token:
+            yield 1.0, k, truth
+            return
+        previous = token
+    key = position + verify_len + 1
+    for share, u in [(1.0, known[key])] if key in known else case.noise_atoms():
+        yield share, verify_len, draw(case.toy.target[previous], u)
+
+
 def accept_with_residual_after_truncation(
     toy: Toy, anchor: int, drafts: Tokens, verify_len: int, one_hot: bool
 ) -> Iterator[tuple[float, int, int]]:
@@ -113,12 +143,6 @@ def accept_with_residual_after_truncation(
 # --- drafts ---------------------------------------------------------------------------------------
 
 
-def noise_atoms(toy: Toy) -> list[tuple[float, float]]:
-    """Return (probability, midpoint) of the intervals of u that no row of q tells apart."""
-    edges = sorted({0.0, 1.0, *np.cumsum(toy.draft, axis=1)[:, :-1].ravel().tolist()})
-    return [(b - a, (a + b) / 2) for a, b in itertools.pairwise(edges) if b > a]
-
-
 def draw(row: np.ndarray, u: float) -> int:
     return int(np.searchsorted(np.cumsum(row), u, side="right"))
 
@@ -138,14 +162,14 @@ def draft_blocks(
     known = dict(carried)
     blocks: list[tuple[float, Tokens, Noise]] = [(1.0, (), ())]
     for slot in range(1, toy.num_drafts + 1):
-        key = position + slot if case.reuse_noise else (position, slot)
-        atoms = [(1.0, known[key])] if key in known else noise_atoms(toy)
+        key = position + slot if case.noise_by_position else (position, slot)
+        atoms = [(1.0, known[key])] if key in known else case.noise_atoms()
         longer: dict[tuple[Tokens, Noise], float] = defaultdict(float)
         for chance, drafts, used in blocks:
             previous = drafts[-1] if drafts else anchor
             for share, u in atoms:
                 token = draw(toy.draft[previous], u)
-                kept = (*used, (key, u)) if case.reuse_noise else ()
+                kept = (*used, (key, u)) if case.noise_by_position else ()
                 longer[((*drafts, token), kept)] += chance * share
         blocks = [(chance, drafts, used) for (drafts, used), chance in longer.items()]
     yield from blocks
