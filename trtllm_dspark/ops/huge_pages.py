@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 logger = logging.getLogger(__name__)
@@ -24,13 +28,12 @@ def back_weights() -> int:
     """Move this process's resident anonymous memory onto huge pages; returns bytes asked for.
 
     Meant for the moment after the weights are loaded. Packed weights live where oneDNN's allocator
-    put them, small ones side by side on the heap, so whole mappings are moved. Elsewhere than on
-    Linux, or where the kernel refuses, nothing changes.
+    put them, small ones side by side on the heap, so it is memory that is moved, not tensors.
+    Elsewhere than on Linux, or where the kernel refuses, nothing changes.
     """
     if not sys.platform.startswith("linux"):
         return 0
-    ranges = [_inner(*mapping) for mapping in _resident_mappings()]
-    moved = sum(_advise(start, size, collapse=True) for start, size in ranges)
+    moved = sum(_advise(start, size, collapse=True) for start, size in _resident_ranges())
     logger.info("asked for huge pages for %d MB of weights", moved >> 20)
     return moved
 
@@ -48,22 +51,42 @@ def _inner(start: int, end: int) -> tuple[int, int]:
     return first, max(0, end // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - first)
 
 
-def _resident_mappings() -> list[tuple[int, int]]:
-    """Private anonymous writable mappings that are mostly in memory, [start, end)."""
-    found, bounds = [], (0, 0)
+def _resident_ranges() -> list[tuple[int, int]]:
+    """Runs of whole huge pages, (start, size), that are at least half in memory."""
+    found = []
+    for start, size in (_inner(*mapping) for mapping in _anonymous_mappings()):
+        is_resident = _is_resident(start, size)
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], is_resident, [False]))))
+        for first, last in edges.reshape(-1, 2).tolist():
+            found.append((start + first * HUGE_PAGE_BYTES, (last - first) * HUGE_PAGE_BYTES))
+    return found
+
+
+def _anonymous_mappings() -> list[tuple[int, int]]:
+    """Private writable mappings of no file, [start, end)."""
+    found = []
     try:
-        with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                fields = line.split()
-                if not fields[0].endswith(":"):
-                    is_anonymous = len(fields) == 5 or fields[5] == "[heap]"
-                    start, end = (int(value, 16) for value in fields[0].split("-"))
-                    bounds = (start, end) if fields[1] == "rw-p" and is_anonymous else (0, 0)
-                elif fields[0] == "Rss:" and int(fields[1]) * 2048 > bounds[1] - bounds[0] > 0:
-                    found.append(bounds)
+        lines = Path("/proc/self/maps").read_text("utf-8", errors="replace").splitlines()
     except OSError as error:
         logger.info("weights stay on small pages: %s", error)
+        return []
+    for fields in map(str.split, lines):
+        if fields[1] == "rw-p" and (len(fields) == 5 or fields[5] == "[heap]"):
+            start, end = (int(value, 16) for value in fields[0].split("-"))
+            found.append((start, end))
     return found
+
+
+def _is_resident(start: int, size: int) -> npt.NDArray[np.bool_]:
+    """Per huge page of a range: whether at least half of it is in memory."""
+    per_huge_page = HUGE_PAGE_BYTES // mmap.PAGESIZE
+    pages = np.zeros(size // mmap.PAGESIZE, np.uint8)
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    if pages.size and mincore(start, size, pages.ctypes.data):
+        pages[:] = 0  # unmapped meanwhile
+    resident = (pages & 1).reshape(-1, per_huge_page).sum(axis=1, dtype=np.int64)
+    return np.asarray(2 * resident >= per_huge_page)
 
 
 def _advise(start: int, size: int, *, collapse: bool) -> int:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huge pages are asked for whole and inside what is ours; numbers do not change."""
 
+import ctypes
+import mmap
 import sys
 
 import pytest
@@ -26,12 +28,32 @@ def test_only_whole_huge_pages_inside_the_range_are_asked_for(start, end, expect
     assert huge_pages._inner(start, end) == expected
 
 
+def overlap(ranges, tensor):
+    """Bytes of a tensor that the ranges hold."""
+    first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    return sum(max(0, min(a + size, last) - max(a, first)) for a, size in ranges)
+
+
 def test_resident_memory_is_found_and_keeps_its_numbers():
     weights = torch.arange(8 << 20, dtype=torch.int32)  # 32 MB, touched
-    start = weights.data_ptr()
-    assert any(a <= start < b for a, b in huge_pages._resident_mappings())
+    assert overlap(huge_pages._resident_ranges(), weights) >= 15 * HUGE
     assert huge_pages.back_weights() >= 15 * HUGE
     assert torch.equal(weights, torch.arange(8 << 20, dtype=torch.int32))
+
+
+def test_memory_that_nobody_has_touched_is_left_alone_wherever_it_lies():
+    """Neighbouring mappings merge: a tensor's pages count, not the mapping they are in."""
+    reserved = mmap.mmap(-1, 64 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
+    touched = huge_pages._inner(start, start + 64 * HUGE)[0] + 20 * HUGE
+    ctypes.memset(touched, 1, 3 * HUGE)
+    inside = [
+        (max(a, start), min(a + n, start + 64 * HUGE))
+        for a, n in huge_pages._resident_ranges()
+        if a < start + 64 * HUGE and a + n > start
+    ]
+    assert (touched, touched + 3 * HUGE) in inside
+    assert sum(b - a for a, b in inside) <= 4 * HUGE
 
 
 def test_untouched_pages_stay_untouched(monkeypatch):
