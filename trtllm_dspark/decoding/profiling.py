@@ -35,7 +35,15 @@ from trtllm_dspark.scheduling.measurement import (
     plan_round,
     table_from_samples,
 )
-from trtllm_dspark.types import DraftBlock, GenerationRequest, IntArray, SamplingParams
+from trtllm_dspark.scheduling.selection import select_drafts
+from trtllm_dspark.scheduling.survival import SurvivalEstimator
+from trtllm_dspark.types import (
+    DraftBlock,
+    DraftMode,
+    GenerationRequest,
+    IntArray,
+    SamplingParams,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +63,7 @@ class StepProfiler:
 
     def __init__(self, engine: Engine, drafter: Drafter, seed: int = 0) -> None:
         self.engine, self.drafter = engine, drafter
+        self.estimator = SurvivalEstimator(drafter.num_drafts, learns=False)
         self.rng = np.random.default_rng(seed)
         self._requests: dict[tuple[int, int], list[Request]] = {}
         self._taps: TargetOutput | None = None
@@ -74,12 +83,21 @@ class StepProfiler:
             gamma = self.drafter.num_drafts
             block = self.drafter.propose([r.draft_source(gamma) for r in requests])
         drafted = time.perf_counter()
+        if drafts:
+            self._rank(block, cell)
         self._verify(requests, block, spread_evenly(cell.num_verified, len(requests)), cell)
         if cell.kind is StepKind.NO_DRAFT:
             self.drafter.sync([request.key for request in requests])
             self._wait()
         ended = time.perf_counter()
         return Sample(cell, (ended - started) * 1e3, (drafted - started) * 1e3)
+
+    def _rank(self, block: DraftBlock, cell: Cell) -> None:
+        """Rank the drafts as a plan does; what is verified stays pinned."""
+        modes = (DraftMode.GREEDY_TARGET,) * len(block.draft_lens)
+        logits, draft_lens = block.confidence_logits, block.draft_lens
+        survivals = self.estimator.survivals(logits, draft_lens, modes)
+        select_drafts(survivals, cell.num_verified, draft_lens)
 
     def _wait(self) -> None:
         """Wait for rows that were queued and that nothing reads."""
