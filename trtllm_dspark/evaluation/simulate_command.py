@@ -15,6 +15,7 @@ from rich.table import Table
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.progress import ProgressReport
 from trtllm_dspark.evaluation.published_numbers import H20_BATCHES, h20_throughput
+from trtllm_dspark.evaluation.reproduction_tables import NAMES, reproduce
 from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation_setup import (
     acceptance_model,
@@ -29,7 +30,7 @@ from trtllm_dspark.options import configure_logging
 from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 
-OUTPUTS = ("json", "pareto", "budget")
+OUTPUTS = ("json", "pareto", "budget", "reproduce")
 PUBLISHED_SYSTEMS = ("autoregressive", "eagle3", "dflash_b8", "dflash_b16", "dcut_b8", "dcut_b16")
 
 
@@ -63,6 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", help="write (and resume from) this file")
     parser.add_argument("--pareto", help="PNG: throughput against tokens/s per user")
     parser.add_argument("--budget", help="PNG: verified drafts per request against load")
+    parser.add_argument(
+        "--reproduce",
+        nargs="+",
+        choices=NAMES,
+        help="print published tables beside the simulator's and do nothing else",
+    )
     add_roofline_options(parser)
     add_acceptance_options(parser)
     return parser
@@ -72,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Sweep, write, show."""
     arguments = build_parser().parse_args(argv)
     configure_logging(False)
+    console = Console()
+    for name in arguments.reproduce or ():
+        console.print(reproduce(name))
+    if arguments.reproduce:
+        return 0
     unknown = sorted(set(arguments.policies) - set(policy_names()))
     if unknown:
         raise ConfigError(f"policies {unknown} are unknown: choose of {', '.join(policy_names())}")
@@ -80,7 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if table.num_drafts != arguments.gamma and arguments.table:
         arguments.gamma = table.num_drafts
     rows = sweep(arguments, table)
-    console = Console()
     console.print(render(rows))
     if not (arguments.table or arguments.gpu or arguments.arrivals):
         console.print(render_published())

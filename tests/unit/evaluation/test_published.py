@@ -6,71 +6,29 @@ bars that the default policy must clear there.
 from __future__ import annotations
 
 import itertools
-from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 
-from trtllm_dspark.evaluation.acceptance_models import (
-    BetaAcceptance,
-    fitted_model,
-    model_for_length,
-)
-from trtllm_dspark.evaluation.long_run_optimum import LongRunOptimum
-from trtllm_dspark.evaluation.oracle_calibration import OracleEstimator
+from trtllm_dspark.evaluation import simulate_command
 from trtllm_dspark.evaluation.published_numbers import (
     H20_BATCHES,
     h20_table,
     h20_throughput,
     published,
 )
+from trtllm_dspark.evaluation.reproduction import (
+    NOISY,
+    accepted_at_depth,
+    accepted_by_survival,
+    dspark_budget,
+    full_verification_tokens_per_s,
+    noisy_tokens_per_s,
+    optimum_tokens_per_s,
+)
+from trtllm_dspark.evaluation.reproduction import simulate_h20 as h20
 from trtllm_dspark.evaluation.roofline import Roofline
-from trtllm_dspark.evaluation.simulated_requests import Workload
-from trtllm_dspark.evaluation.simulation import SimulatedSystem, Simulation
-from trtllm_dspark.evaluation.simulation_report import SimulationReport
-from trtllm_dspark.evaluation.simulation_setup import simulate_policy
-from trtllm_dspark.scheduling import PolicyResources, create_policy
 from trtllm_dspark.scheduling.reliability import expected_calibration_error, roc_auc
-from trtllm_dspark.scheduling.selection import select_drafts
-from trtllm_dspark.scheduling.survival import SurvivalEstimator
-
-LONG = (10**6, 10**6)
-"""Requests that never end: the batch stays stationary, as the published fit assumes."""
-NOISY = BetaAcceptance(0.761, bias=0.7, noise=1.9, sharpness=0.65)
-
-
-@cache
-def h20(policy: str, batch: int, num_steps: int = 800, version: str = "new") -> SimulationReport:
-    length = {"new": None, "old": 3.05}[version]
-    model = model_for_length(length, 15) if length else fitted_model()
-    workload = Workload(batch, output_tokens=LONG)
-    name, _, ratio = policy.partition("-")
-    options: dict[str, Any] = {"ratio": float(ratio)} if ratio else {}
-    return simulate_policy(
-        name, options, h20_table(version), model, workload, num_steps=num_steps, warm_up=0
-    )
-
-
-@cache
-def optimum(batch: int, num_samples: int, num_steps: int = 2000) -> float:
-    """Two rounds of Dinkelbach's iteration, from the rate that `adaptive` achieves.
-
-    `num_samples` old survivals per request are averaged: 1 is the newest that may be seen, 8 is
-    what `adaptive` itself averages.
-    """
-    rate = h20("adaptive", batch, num_steps).expected_tokens_per_s / 1e3
-    found = []
-    for _ in range(2):
-        estimator, table = SurvivalEstimator(15), h20_table()
-        resources = PolicyResources(table, estimator)
-        policy = LongRunOptimum(rate, resources, num_samples=num_samples)
-        system = SimulatedSystem(table, policy, estimator, fitted_model())
-        report = Simulation(system, Workload(batch, output_tokens=LONG)).run(num_steps)
-        rate = report.expected_tokens_per_s / 1e3
-        found.append(report.expected_tokens_per_s)
-    return max(found)
-
 
 # --- tables ---------------------------------------------------------------------------------------
 
@@ -93,8 +51,7 @@ def test_uniform_depths_accept_what_the_budget_table_says(depth: int) -> None:
         "uniform_depth"
     ][str(depth)]
     assert rows == 32 * depth
-    found = 32 * fitted_model("budget_table").expected_length(depth - 1)
-    assert found == pytest.approx(accepted, rel=0.02)
+    assert accepted_at_depth(depth) == pytest.approx(accepted, rel=0.02)
 
 
 @pytest.mark.parametrize("ratio", ["0.25", "0.5", "0.75"])
@@ -102,24 +59,16 @@ def test_the_best_drafts_by_survival_accept_what_the_budget_table_says(ratio: st
     rows, accepted = published("dcut_h20")["budget_table_bs32_accepted_incl_anchor"][
         "top_by_survival"
     ][ratio]
-    rng, model, found = np.random.default_rng(0), fitted_model("budget_table"), []
-    for _ in range(400):
-        blocks = model.draw(rng, model.new_states(rng, 32))
-        assert blocks.true_probs is not None
-        survivals = np.cumprod(blocks.true_probs, axis=1).astype(np.float32)
-        lens = select_drafts(survivals, rows - 32, np.full(32, 15, np.int32))
-        kept = np.arange(15) < lens[:, None]
-        found.append(32 + float((survivals * kept).sum()))
-    assert np.mean(found) == pytest.approx(accepted, rel=0.02)
+    assert accepted_by_survival(rows) == pytest.approx(accepted, rel=0.02)
 
 
 @pytest.mark.parametrize("batch", H20_BATCHES)
 def test_full_verification_has_the_published_throughput(batch: int) -> None:
-    analytic = batch * fitted_model().expected_length() / h20_table().step_cost(batch, 16 * batch)
-    assert analytic * 1e3 == pytest.approx(h20_throughput("dflash_b16")[batch], rel=0.05)
-    if batch >= 16:  # smaller batches are noisier than the tolerance
-        simulated = h20("fixed", batch, 400).tokens_per_s
-        assert simulated == pytest.approx(h20_throughput("dflash_b16")[batch], rel=0.05)
+    theirs = h20_throughput("dflash_b16")[batch]
+    assert full_verification_tokens_per_s(batch) == pytest.approx(theirs, rel=0.05)
+    # Another text at every step: the same mean, and a few requests show it after 800 steps.
+    simulated = h20("fixed", batch, 800, difficulty_steps=1.0).expected_tokens_per_s
+    assert simulated == pytest.approx(theirs, rel=0.05)
 
 
 def test_full_verification_falls_below_plain_decoding_as_load_grows() -> None:
@@ -140,7 +89,9 @@ def test_the_ablation_is_ordered_as_published(batch: int) -> None:
         h20_throughput(n, "old")[batch] for n in ("dflash_b16", "fixed_75", "fixed_50", "dcut_b16")
     ]
     assert theirs == sorted(theirs)
-    assert ours == sorted(ours)
+    assert ours == sorted(set(ours)) and len(ours) == 4
+    rows = [round(16 * batch * ratio) for ratio in (0.75, 0.5)]
+    assert [h20(name, batch, 400, "old").rungs for name in names[1:3]] == [{r: 400} for r in rows]
 
 
 def test_experts_make_the_cost_of_verification_flatter_than_a_dense_models() -> None:
@@ -161,24 +112,23 @@ def test_the_roofline_of_an_h20_is_near_the_published_costs() -> None:
             assert ours == pytest.approx(theirs, rel=0.2)
 
 
-def budget(load: int) -> float:
-    """Tokens verified per request and step on an H20, acceptance of all nine Qwen3-8B sets."""
-    rows = published("dspark_paper")["table1_acceptance_length_incl_bonus"]["Qwen3-8B"]["dspark"]
-    model = model_for_length(float(np.mean(rows)), 7)
-    table = Roofline("h20", "qwen3-8b", num_drafts=7).latency_table()
-    workload = Workload(load, output_tokens=LONG)
-    report = simulate_policy("adaptive", {}, table, model, workload, num_steps=100, warm_up=30)
-    return 1.0 + report.verified_per_request
-
-
 def test_the_budget_shrinks_smoothly_with_load_through_the_published_4_to_6() -> None:
     """The paper names no load for its 4–6 and another model and machine: only the shape is held."""
     low, high = published("dspark_paper")["serving"]["verify_tokens_per_request_light_load"]
-    found = [budget(load) for load in (4, 8, 16, 32, 64, 128)]
+    found = [dspark_budget(load) for load in (4, 8, 16, 32, 64, 128)]
     assert all(b < a + 0.1 for a, b in itertools.pairwise(found)), found
     assert found[0] > high - 0.2 and found[-1] < low
     assert all(low - 0.1 <= f <= high + 0.1 for f in found[1:3]), found
     assert found[-1] < 0.5 * found[0]
+
+
+def test_the_command_prints_published_tables_beside_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert simulate_command.main(["--reproduce", "budget-table", "full", "experts"]) == 0
+    printed = capsys.readouterr().out
+    for shown in ("top_by_survival 0.25", "201.200", "2226.800", "experts, published", "1.13"):
+        assert shown in printed
 
 
 # --- bars -----------------------------------------------------------------------------------------
@@ -196,7 +146,7 @@ def test_adaptive_beats_plain_decoding_the_best_depth_and_published_dcut(batch: 
 @pytest.mark.parametrize("num_samples", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_adaptive_reaches_98_percent_of_the_long_run_optimum(batch: int, num_samples: int) -> None:
     adaptive = h20("adaptive", batch, 2000).expected_tokens_per_s
-    assert adaptive >= 0.98 * optimum(batch, num_samples)
+    assert adaptive >= 0.98 * optimum_tokens_per_s(batch, num_samples)
 
 
 def test_the_noisy_confidences_are_as_poor_as_published_ones() -> None:
@@ -211,20 +161,6 @@ def test_the_noisy_confidences_are_as_poor_as_published_ones() -> None:
     assert survivals[:, 0].mean() > (blocks.accepted_lens >= 1).mean()
 
 
-@cache
-def noisy(batch: int, kind: str) -> float:
-    rng = np.random.default_rng(9)
-    estimator = SurvivalEstimator(15, learns=kind == "online")
-    if kind == "oracle":
-        states = NOISY.new_states(rng, 100_000)
-        estimator = OracleEstimator(NOISY.draw(rng, states))
-    table = h20_table()
-    policy = create_policy("adaptive", {}, PolicyResources(table, estimator))
-    system = SimulatedSystem(table, policy, estimator, NOISY)
-    workload = Workload(batch, output_tokens=LONG)
-    return Simulation(system, workload, seed=1).run(1200).expected_tokens_per_s
-
-
 @pytest.mark.parametrize("batch", [8, 32, 64])
 def test_online_calibration_is_worth_98_percent_of_an_oracles(batch: int) -> None:
-    assert noisy(batch, "online") >= 0.98 * noisy(batch, "oracle")
+    assert noisy_tokens_per_s(batch, "online") >= 0.98 * noisy_tokens_per_s(batch, "oracle")
