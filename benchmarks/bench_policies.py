@@ -51,6 +51,8 @@ SCHEDULED = ("ratio_bucket", "prefix_async", ADAPTIVE)
 MAX_TOKENS = 384
 """Far more than is measured: no request ends while others catch up."""
 MAX_SEQ_LEN = 512
+SEED = 1000
+"""Of the prompts of round 0; warm-up rounds lie below."""
 CHANGEABLE = ("json", "rounds", "requests", "profile", "warm_up")
 """Options that may differ when a run is taken up again."""
 PROMPT_TEXTS = (
@@ -112,9 +114,15 @@ def run_round(contender: LoopContender, prompts: Sequence[IntArray], num_tokens:
 def run_contenders(
     contenders: Sequence[LoopContender], num_requests: int, index: int, num_tokens: int
 ) -> dict[str, float]:
-    """One round: every contender on the prompts of this round, in an order that rotates."""
+    """One round: every contender on the prompts of this round, in an order that rotates.
+
+    Warm-up rounds before the last one (−1) are only for contenders that learn.
+    """
+    if index < -1:
+        contenders = [c for c in contenders if c.name in SCHEDULED]
     encoded = encode_prompts(contenders[0].system)
-    chosen = np.random.default_rng([num_requests, index]).integers(0, len(encoded), num_requests)
+    rng = np.random.default_rng([num_requests, SEED + index])
+    chosen = rng.integers(0, len(encoded), num_requests)
     prompts, turn = [encoded[i] for i in chosen], index % len(contenders)
     order = [*contenders[turn:], *contenders[:turn]]
     rates = {c.name: run_round(c, prompts, num_tokens) for c in order}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_policies.py`: the rival of the other half, the bars, resuming; no model runs."""
+"""`bench_policies.py`: the rival of the other half, the bars, resuming, a run on a tiny model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from benchmarks.policy_report import (
     render_policies,
     summarize_policies,
 )
+from tests.unit.evaluation.tiny_system import write_model
 from trtllm_dspark.errors import ConfigError
 
 
@@ -111,3 +112,25 @@ def test_an_interrupted_run_is_taken_up_and_one_of_other_settings_refused(
     assert run(path, *sizes, "--rounds", "2") == 0 and len(ran) == 8
     with pytest.raises(ConfigError, match="other tokens"):
         run(path, *sizes, "--rounds", "2", "--tokens", "32")
+
+
+def test_a_tiny_model_runs_every_contender_and_the_report_says_on_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("DSPARK_NATIVE", "0")  # nothing is compiled into the private cache
+    path, model_dir = tmp_path / "policies.json", write_model(tmp_path / "tiny")
+    options = ("--requests", "1", "3", "--rounds", "2", "--warm-up", "2", "--tokens", "3")
+    model = ("--model-dir", str(model_dir), "--dtype", "float32", "--threads", "1")
+    table = ("--profile", "never", "--json", str(path))
+    assert bench_policies.main([*model, *options, *table]) == 0
+    report = json.loads(path.read_text())
+    assert report["dtype"] == "float32" and report["machine"] and report["run"]["argv"]
+    assert report["num_drafts"] == 4 and report["latency_table"] is None
+    names = [PLAIN, FULL, "fixed 1", "fixed 2", "fixed 3"]
+    names += ["ratio_bucket", "prefix_async", "adaptive"]
+    for result in report["results"]:
+        assert list(result["tokens_per_s"]) == names
+        assert all(rate > 0 for rate in result["tokens_per_s"].values())
+    shown = capsys.readouterr().out
+    assert all(f"| {name} " in shown for name in names) and "at least" in shown
