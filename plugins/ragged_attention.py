@@ -41,6 +41,8 @@ class AttentionShape:
     is_causal: bool = True
     window: int = 0
     """0 = none; row i of a request sees keys in (context_len + i − window, …]."""
+    is_fp8: bool = False
+    """Pages hold fp8 e4m3: decoded blocks take registers, so that tiles are narrower."""
 
     @property
     def q_per_kv(self) -> int:
@@ -120,7 +122,7 @@ def plan_attention_bounds(
         )
     machine = machine_of(device)
     tiles = choose_attention_tiles(
-        max_query_len, shape.q_per_kv, shape.head_dim, machine.capability
+        max_query_len, shape.q_per_kv, shape.head_dim, machine.capability, is_fp8=shape.is_fp8
     )
     splits = num_splits or choose_num_splits(
         total_kv_rows=total_kv_rows,
@@ -161,6 +163,11 @@ def run_ragged_attention(
     shape, rows = plan.shape, (plan.num_rows, plan.shape.num_heads, plan.shape.head_dim)
     pool = (shape.num_pages, shape.page_size, 2, shape.num_kv_heads, shape.head_dim)
     pages, is_fp8 = page_bytes(kv_pages)
+    if is_fp8 != shape.is_fp8:
+        raise ValueError(
+            f"kv_pages are {kv_pages.dtype}, the plan's shape says is_fp8 = {shape.is_fp8}: plan "
+            "with the pages' own kind, tiles depend on it"
+        )
     if is_fp8 and kv_scales is None:
         raise ValueError("kv_scales is None: fp8 pages need a [2] float32 tensor of K and V scales")
     require_tensor("q", q, rows, q.dtype)

@@ -99,7 +99,7 @@ def check_attention(
     num_rows = batch.num_rows + 3
     q = torch.randn(num_rows, num_heads, dim, device=target.device).to(dtype)
     plan = plan_ragged_attention(
-        AttentionShape(num_heads, kv_heads, dim, 32, batch.num_pages, is_causal, window),
+        AttentionShape(num_heads, kv_heads, dim, 32, batch.num_pages, is_causal, window, is_fp8),
         batch.cu_query_lens,
         batch.context_lens,
         batch.page_table,
@@ -127,8 +127,13 @@ def check_attention(
     return Check(f"attention {name}", error, 2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
-def check_kv_append(target: Target, heads: tuple[int, int, int], has_norm: bool) -> Check:
-    """Queries and pages against the torch op on the CPU, relative (a few roundings apart)."""
+def check_kv_append(
+    target: Target, heads: tuple[int, int, int], has_norm: bool, *, is_fp8: bool = False
+) -> Check:
+    """Queries and pages against the torch op on the CPU, relative (a few roundings apart).
+
+    fp8 pages are compared with the op's rows scaled and rounded to e4m3: one step of 2⁻³ at most.
+    """
     num_heads, kv_heads, dim = heads
     dtype = torch.bfloat16 if target.is_cuda else torch.float16
     batch = lay_out_requests([5, 1, 8], [30, 7, 64], 32, target.seed)
@@ -149,7 +154,9 @@ def check_kv_append(target: Target, heads: tuple[int, int, int], has_norm: bool)
         k_norm=norms[1],
     )
     moved = [None if x is None else x.to(target.device) for x in norms]
-    pages = torch.zeros(shape, dtype=dtype, device=target.device)
+    kind = torch.float8_e4m3fn if is_fp8 else dtype
+    pages = torch.zeros(shape, device=target.device).to(kind)
+    scales = torch.tensor([0.05, 0.02], device=target.device) if is_fp8 else None
     q = torch.full((rows, num_heads, dim), float("nan"), dtype=dtype, device=target.device)
     plan = plan_kv_append(
         KvAppendPlan(rows, num_heads, kv_heads, dim),
@@ -166,13 +173,20 @@ def check_kv_append(target: Target, heads: tuple[int, int, int], has_norm: bool)
         q,
         q_norm=moved[0],
         k_norm=moved[1],
+        kv_scales=scales,
     )
+    stored, wanted_pages = pages.float().cpu(), expected_pages.float()
+    if scales is not None:
+        wanted_pages = wanted_pages / scales.cpu()[None, None, :, None, None]
+        wanted_pages = wanted_pages.clamp(-448, 448).to(torch.float8_e4m3fn).float()
     error = max(
-        ((found.cpu().float() - wanted.float()) / wanted.float().abs().clamp(min=1.0)).abs().max()
-        for found, wanted in ((q, expected_q), (pages, expected_pages))
+        ((found - wanted) / wanted.abs().clamp(min=1.0)).abs().max()
+        for found, wanted in ((q.cpu().float(), expected_q.float()), (stored, wanted_pages))
     ).item()
-    name = f"kv_append {num_heads}/{kv_heads}x{dim}{' qk-norm' if has_norm else ''}"
-    return Check(name, error, 6e-2 if dtype == torch.bfloat16 else 6e-3)
+    kinds = f"{' qk-norm' if has_norm else ''}{' fp8' if is_fp8 else ''}"
+    tolerance = 6e-2 if dtype == torch.bfloat16 else 6e-3
+    name = f"kv_append {num_heads}/{kv_heads}x{dim}{kinds}"
+    return Check(name, error, 0.13 if is_fp8 else tolerance)
 
 
 def check_select(target: Target, num_requests: int, num_drafts: int, num_batches: int) -> Check:
@@ -211,6 +225,7 @@ def list_paged_checks(target: Target) -> list[Callable[[], Check]]:
     for shape in heads:
         checks.append(lambda s=shape: check_kv_append(target, s, True))
         checks.append(lambda s=shape: check_kv_append(target, s, False))
+        checks.append(lambda s=shape: check_kv_append(target, s, True, is_fp8=True))
         for options in (
             {},
             {"num_splits": 5},

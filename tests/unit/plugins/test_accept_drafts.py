@@ -246,6 +246,33 @@ def test_absent_requests_read_nothing() -> None:
     assert found.accepted_lens[[1, 3]].tolist() == [0, 0]
 
 
+def rearrange(block: Block, order: list[int]) -> Block:
+    """The same requests in another order."""
+    bounds = block.cu_rows.tolist()
+    rows = torch.cat([torch.arange(bounds[r], bounds[r + 1]) for r in order])
+    lens = [0, *(bounds[r + 1] - bounds[r] for r in order)]
+    shared = ("logits", "thresholds", "cu_rows")
+    moved = {
+        name: value[order]
+        for name, value in vars(block).items()
+        if name not in shared and value is not None
+    }
+    cu_rows = torch.tensor(np.cumsum(lens), dtype=torch.int32)
+    return replace(block, logits=block.logits[rows], cu_rows=cu_rows, **moved)
+
+
+def test_a_request_is_accepted_alike_in_any_arrangement() -> None:
+    rules = [GREEDY, REJECTION, COUPLED, REJECTION, REJECTION]
+    block, order = make_block([4, 3, 2, 0, 4], rules, seed=21), [3, 1, 4, 0, 2]
+    base, moved = run_kernel(block), run_kernel(rearrange(block, order))
+    assert moved.accepted_lens.tolist() == base.accepted_lens[order].tolist()
+    assert moved.next_token_ids.tolist() == base.next_token_ids[order].tolist()
+    assert torch.equal(
+        moved.dropped_accept_probs.nan_to_num(-1.0),
+        base.dropped_accept_probs[order].nan_to_num(-1.0),
+    )
+
+
 def test_ties_go_to_the_lowest_id_in_any_tile() -> None:
     block = make_block([0, 0], [GREEDY] * 2)
     logits = torch.zeros(2, VOCAB)

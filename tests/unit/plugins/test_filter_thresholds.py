@@ -75,6 +75,13 @@ def test_masked_tokens_and_both_signs_are_ordered() -> None:
     run_rows(logits, [4, 4, 0, 30], [1.0, 0.9, 0.9, 0.8], [0.0, 0.0, 0.2, 0.0], 2.0)
 
 
+def test_a_row_alone_has_the_threshold_it_has_in_company() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(9))
+    together = run_rows(logits, [4, 0, 7], [0.9, 0.6, 1.0], [0.0, 0.0, 0.1], 1.5)
+    alone = run_rows(logits[1:2], [0], [0.6], [0.0], 1.5)
+    assert torch.equal(alone, together[1:2])
+
+
 def test_an_empty_batch_is_fine() -> None:
     empty = torch.zeros(0)
     assert run_filter_thresholds(

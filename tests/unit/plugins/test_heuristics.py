@@ -71,6 +71,14 @@ def test_tiles_hold_whole_head_groups(query_len: int, q_per_kv: int, capability:
     assert SPLIT_ALIGN % tiles.block_n == 0
 
 
+@pytest.mark.parametrize(("capability", "block_n"), [(80, 32), (90, 64), (100, 64), (120, 32)])
+def test_fp8_pages_are_decoded_in_narrower_tiles_where_operands_lie_in_registers(
+    capability: int, block_n: int
+) -> None:
+    assert choose_attention_tiles(8, 4, 128, capability, is_fp8=True).block_n == block_n
+    assert choose_attention_tiles(8, 4, 128, capability).block_n == 64
+
+
 def test_tile_starts_leave_room_for_every_request() -> None:
     # request r starts at tile cu[r] // block_q + r: its tiles must end before the next one starts
     generator = np.random.default_rng(0)

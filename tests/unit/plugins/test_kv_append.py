@@ -80,6 +80,37 @@ def test_rows_are_normalised_rotated_and_scattered(
     torch.testing.assert_close(pages, expected_pages, rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
+EVERY_SLOT = np.random.default_rng(0).permutation(NUM_PAGES * PAGE_SIZE)
+
+
+@pytest.mark.parametrize(
+    "slots", [np.array([6]), np.array([3, 4]), EVERY_SLOT], ids=["one row", "boundary", "full pool"]
+)
+def test_one_row_a_page_boundary_and_a_full_pool(slots: np.ndarray) -> None:
+    q, pages, expected_q, expected_pages = run_both(3, 1, 16, slots=slots.astype(np.int64))
+    torch.testing.assert_close(q, expected_q, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(pages, expected_pages, rtol=2e-6, atol=2e-6, equal_nan=True)
+    assert int(pages.isfinite().all(dim=(2, 3, 4)).sum()) == len(slots)
+
+
+def test_a_row_is_the_same_bit_for_bit_in_any_arrangement() -> None:
+    qkv, rope = make_rows(4, 4, 2, 16, torch.float32)
+    order = torch.tensor([2, 0, 3, 1, 0])  # the last one is padding, on the scratch page
+    slots = torch.tensor([6, 7, 17, 4])
+    moved = slots[order].index_fill(0, torch.tensor([4]), 0)
+    results = []
+    for rows, ids in ((slice(None), slots), (order, moved)):
+        pages = torch.full((NUM_PAGES, PAGE_SIZE, 2, 2, 16), POISON)
+        q = torch.full((len(ids), 4, 16), POISON)
+        run_kv_append_(
+            KvAppendPlan(len(ids), 4, 2, 16), pages, qkv[rows], rope[rows].contiguous(), ids, q
+        )
+        results.append((q, pages))
+    (q, pages), (moved_q, moved_pages) = results
+    assert torch.equal(moved_q, q[order])
+    assert torch.equal(moved_pages[1:].nan_to_num(9.0), pages[1:].nan_to_num(9.0))
+
+
 def test_context_rows_without_queries_are_the_keys_and_values_alone() -> None:
     # the drafter's context rows: num_heads = 0, k_norm for both norms
     qkv, rope = make_rows(len(SLOTS), 2, 2, 16, torch.float32)

@@ -75,7 +75,9 @@ def make_plan(num_requests: int, shape: MarkovShape = SHAPE) -> MarkovPlan:
     plan = plan_markov(shape, num_requests, dtype=torch.float32, device=CPU, tile=TILE)
     for out in (plan.draft_probs, plan.confidence, plan.stats, plan.tile_scores):
         out.fill_(POISON)
-    plan.token_ids.fill_(-9)
+    plan.next_features.fill_(POISON)
+    for ids in (plan.token_ids, plan.next_ids, plan.tile_ids):
+        ids.fill_(-9)
     return plan
 
 
@@ -143,6 +145,11 @@ def test_every_output_is_written_and_gives_q_back() -> None:
         chosen = q.gather(1, ids[:, None])[:, 0]
         torch.testing.assert_close(found.draft_probs[:, slot].double(), chosen, rtol=1e-5, atol=0)
         previous = ids
+    w1 = case.weights.w1
+    assert w1 is not None
+    assert torch.equal(found.next_features, w1[previous])
+    assert found.next_ids.tolist() == found.token_ids[:, [2, 1]].T.tolist()
+    assert found.tile_scores[:4].isfinite().all() and (found.tile_ids >= 0).all()
 
 
 def test_sampled_drafts_are_the_gumbel_maxima_of_their_keys() -> None:

@@ -25,11 +25,18 @@ SMALL_TILES = AttentionTiles(block_m=16, block_n=16, num_warps=4, num_stages=2)
 
 
 def plan_batch(
-    batch: PagedBatch, num_splits: int, is_causal: bool, window: int, tiles: AttentionTiles
+    batch: PagedBatch,
+    num_splits: int,
+    is_causal: bool,
+    window: int,
+    tiles: AttentionTiles,
+    *,
+    is_fp8: bool = False,
 ) -> AttentionPlan:
     num_pages, page_size, _, kv_heads, dim = batch.kv_pages.shape
+    heads = (batch.q.shape[1], kv_heads, dim)
     shape = AttentionShape(
-        batch.q.shape[1], kv_heads, dim, page_size, num_pages, is_causal=is_causal, window=window
+        *heads, page_size, num_pages, is_causal=is_causal, window=window, is_fp8=is_fp8
     )
     plan = plan_ragged_attention(
         shape,
@@ -56,8 +63,9 @@ def run_batch(
     kv_pages: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    is_fp8 = kv_pages is not None and kv_pages.dtype == torch.float8_e4m3fn
     return run_ragged_attention(
-        plan_batch(batch, num_splits, is_causal, window, tiles),
+        plan_batch(batch, num_splits, is_causal, window, tiles, is_fp8=is_fp8),
         batch.q,
         batch.kv_pages if kv_pages is None else kv_pages,
         torch.from_numpy(batch.page_table),
@@ -80,6 +88,7 @@ RAGGED: dict[str, tuple[list[int], list[int]]] = {
     "one long request": ([2], [45]),
     "a request without new rows": ([2, 0, 3], [5, 9, 1]),
     "requests without anything": ([0, 1, 0], [0, 4, 0]),
+    "all full": ([4, 4, 4], [4, 12, 20]),
     "page boundaries": ([1, 1, 1, 2], [7, 8, 15, 15]),
     "more rows than one tile": ([11, 5], [3, 16]),
 }
@@ -161,6 +170,25 @@ def test_fp8_pages_are_read_with_their_scales() -> None:
     read = stored.float() * scales[None, None, :, None, None]
     out = run_batch(batch, 2, kv_pages=stored, kv_scales=scales)
     assert_close(out, attend(batch, SCALE, pages=read), 2e-3)
+    with pytest.raises(ValueError, match="need a \\[2\\] float32 tensor"):
+        run_batch(batch, kv_pages=stored)
+
+
+def test_a_plan_for_other_pages_is_refused() -> None:
+    # sm_80 and sm_120 decode fp8 in narrower tiles: those are the ones compiled ahead of time
+    batch = make_paged_batch([2], [5])
+    plan = plan_batch(batch, 1, True, 0, SMALL_TILES, is_fp8=True)
+    with pytest.raises(ValueError, match=r"kv_pages are torch.float32, .* is_fp8 = True"):
+        run_ragged_attention(
+            plan,
+            batch.q,
+            batch.kv_pages,
+            torch.from_numpy(batch.page_table),
+            torch.from_numpy(batch.cu_query_lens),
+            torch.tensor(batch.context_lens, dtype=torch.int32),
+            SCALE,
+            torch.empty_like(batch.q),
+        )
 
 
 @pytest.mark.parametrize("block_m", [16, 32, 64])

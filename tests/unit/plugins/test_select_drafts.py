@@ -90,6 +90,20 @@ def test_the_kernel_equals_the_torch_op_on_tied_survivals() -> None:
         assert_same(found, run_torch(survivals, capacity, caps, 9))
 
 
+@pytest.mark.slow
+def test_the_kernel_equals_the_numpy_policy_on_every_small_case() -> None:
+    """Every pair of falling rows under every capacity, and all caps where all survivals tie."""
+    cases = [(rows, (2, 2)) for rows in itertools.product(FALLING_ROWS, repeat=2)]
+    cases += [(((0.5, 0.5),) * 2, caps) for caps in itertools.product((-1, 0, 1, 2), repeat=2)]
+    for rows, caps in cases:
+        survivals = np.array(rows, np.float32)
+        for capacity in range(5):
+            found = run_kernel(survivals, capacity, list(caps), 6)
+            expected = select_in_numpy(survivals, capacity, np.maximum(caps, 0).astype(np.int32))
+            assert found.verify_lens.tolist() == expected.tolist(), (rows, caps, capacity)
+            assert_same(found, run_torch(survivals, capacity, list(caps), 6))
+
+
 @pytest.mark.parametrize("capacity", [-3, 0, 1, 5, 12, 1000])
 @pytest.mark.parametrize("num_drafts", [1, 3, 7])
 def test_the_kernel_equals_the_policy_on_random_batches(num_drafts: int, capacity: int) -> None:
@@ -101,6 +115,31 @@ def test_the_kernel_equals_the_policy_on_random_batches(num_drafts: int, capacit
     expected = select_in_numpy(survivals, capacity, np.minimum(caps, num_drafts).astype(np.int32))
     assert found.verify_lens.tolist() == expected.tolist()
     assert_same(found, run_torch(survivals, capacity, caps, 96))
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(0, 0), (1, 1), (2, 2), (9, 2)])
+def test_one_request_takes_what_there_is(capacity: int, expected: int) -> None:
+    out = run_kernel(THREE[:1], capacity, [2], 3)
+    assert out.verify_lens.tolist() == [expected]
+    assert out.row_requests.tolist() == [0] * (expected + 1) + [-1] * (2 - expected)
+    assert_same(out, run_torch(THREE[:1], capacity, [2], 3))
+
+
+def test_a_full_batch_fills_its_rung_without_padding() -> None:
+    ones = np.ones((4, 3), np.float32)
+    out = run_kernel(ones, 12, [3] * 4, 16)
+    assert out.verify_lens.tolist() == [3] * 4
+    assert (out.row_requests >= 0).all() and (out.token_ids > 0).all()
+    assert_same(out, run_torch(ones, 12, [3] * 4, 16))
+
+
+def test_without_ties_a_request_gets_the_same_in_any_arrangement() -> None:
+    survivals = np.array([[0.9, 0.3], [0.8, 0.7], [0.6, 0.1], [0.95, 0.2]], np.float32)
+    order = [2, 0, 3, 1]
+    base = run_kernel(survivals, 4, [2] * 4, 8).verify_lens
+    moved = run_kernel(np.ascontiguousarray(survivals[order]), 4, [2] * 4, 8).verify_lens
+    assert base.tolist() == [1, 2, 0, 1]
+    assert moved.tolist() == base[order].tolist()
 
 
 def test_adjacent_floats_are_told_apart() -> None:
