@@ -37,6 +37,13 @@ FIXED = {
     "speculative_decoding_mode": ("draft_tokens_external", "drafts are verified by the target"),
 }
 """trtllm-build flags with one possible value."""
+UNUSED = {
+    "model_config": "the configuration is read from the model or checkpoint directory",
+    "model_cls_file": "the architectures are this project's own",
+    "model_cls_name": "the architecture is read from the model's configuration",
+}
+"""trtllm-build flags that mean nothing here."""
+LOG_LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug", "trace")
 
 
 def build_parser(prog: str = "dspark build") -> argparse.ArgumentParser:
@@ -56,6 +63,9 @@ def build_parser(prog: str = "dspark build") -> argparse.ArgumentParser:
     _add(source, "dry_run", action="store_true", help="print the bucket table, build nothing")
     _add_limits(parser.add_argument_group("limits"))
     _add_builder(parser.add_argument_group("builder"))
+    unused = parser.add_argument_group("flags of trtllm-build that are refused with the reason")
+    for name, reason in UNUSED.items():
+        _add(unused, name, help=f"left out: {reason}")
     return parser
 
 
@@ -98,7 +108,7 @@ def _add_builder(group: argparse._ArgumentGroup) -> None:
     _add(group, "input_timing_cache", default=None)
     _add(group, "output_timing_cache", default=None)
     _add(group, "workers", type=int, default=2, help="engines built at once (TensorRT-RTX)")
-    _add(group, "log_level", default="warning", choices=("warning", "info", "verbose"))
+    _add(group, "log_level", default="warning", choices=LOG_LEVELS)
 
 
 def _strings(text: str) -> tuple[str, ...]:
@@ -116,14 +126,8 @@ def _ints(text: str) -> tuple[int, ...]:
 def main(argv: Sequence[str] | None = None, prog: str = "dspark build") -> int:
     """Check, then print the plan (`--dry-run`) or build."""
     arguments = build_parser(prog).parse_args(argv)
-    configure_logging(arguments.log_level != "warning")
-    for name, (value, reason) in FIXED.items():
-        require(
-            getattr(arguments, name) == value,
-            name,
-            getattr(arguments, name),
-            value + f" ({reason})",
-        )
+    configure_logging(LOG_LEVELS.index(arguments.log_level) > LOG_LEVELS.index("warning"))
+    check_flags(arguments)
     job, text = plan_job(arguments)
     print(text)
     if arguments.dry_run:
@@ -132,6 +136,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "dspark build") -> int:
         build_engine_dir(job, report=lambda line: print(line, flush=True), progress=progress)
     print(job.output_dir)
     return 0
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Refuse values of trtllm-build's flags that this project cannot honour."""
+    for name, (value, reason) in FIXED.items():
+        found = getattr(arguments, name)
+        require(found == value, name, found, f"{value} ({reason})")
+    for name, reason in UNUSED.items():
+        found = getattr(arguments, name)
+        require(found is None, name, found, f"left out: {reason}")
 
 
 def plan_job(arguments: argparse.Namespace) -> tuple[BuildJob, str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.engines.exported import PAGE_SIZE, make_drafter, make_limits, make_target
-from trtllm_dspark.build_command import main
+from trtllm_dspark.build_command import build_parser, main
 from trtllm_dspark.checkpoints import write_drafter
 from trtllm_dspark.checkpoints.hf_writer import write_hf_model
 from trtllm_dspark.config import BucketConfig, DrafterConfig
@@ -176,7 +176,25 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(model_dir, tmp_path, caps
     assert not output.exists()
     line = next(row for row in text.splitlines() if row.split()[:2] == ["4", "0.50"])
     assert line.split()[2:4] == ["18", "20"]
-    assert "K/V memory" in text and "27 target profiles" in text
+    assert "token_ids [20], page_table [16, ≤9], logits [20, V]" in line
+    assert "K/V memory: " in text and "27 target profiles" in text
+    assert "estimated engine sizes: target " in text and ", drafter " in text
+
+
+TRTLLM_BUILD_FLAGS = """--checkpoint_dir --output_dir --model_config --max_batch_size
+--max_input_len --max_seq_len --max_num_tokens --opt_num_tokens --max_draft_len
+--speculative_decoding_mode --kv_cache_type --tokens_per_block --logits_dtype --strip_plan
+--weight_streaming --workers --log_level --profiling_verbosity --input_timing_cache
+--output_timing_cache --dry_run --model_cls_file --model_cls_name"""
+OWN_FLAGS = """--model-dir --drafter-dir --ratios --request-buckets --backend --compute-capability
+--separate-engines --num-pages --gpu-memory-gb --dtype"""
+
+
+def test_every_flag_of_trtllm_build_is_known_by_its_name():
+    known = set(build_parser()._option_string_actions)
+    assert set(TRTLLM_BUILD_FLAGS.split()) <= known
+    assert {flag.replace("_", "-") for flag in known} <= known
+    assert set(OWN_FLAGS.split()) <= known
 
 
 def test_a_torch_directory_holds_the_model_itself(model_dir, tmp_path):
@@ -195,6 +213,9 @@ def test_a_torch_directory_holds_the_model_itself(model_dir, tmp_path):
         (["--kv_cache_type", "continuous"], "kv_cache_type = 'continuous'"),
         (["--compute_capability", "9.0"], "compute_capability = '9.0'"),
         (["--max_batch_size", "32"], "max_num_tokens = 8"),
+        (["--gpu_memory_gb", "0.0001"], "gpu_memory_gb = 0.0001 .*lower num_pages"),
+        (["--model_config", "c.json"], "model_config = 'c.json' .*left out"),
+        (["--backend", "torch", "--compute-capability", "8.9"], "compute_capability = "),
     ],
 )
 def test_impossible_combinations_are_refused_before_anything_is_built(

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.unit.checkpoints import layouts
+from trtllm_dspark.checkpoints import load_model_config, load_trtllm_checkpoint
 from trtllm_dspark.errors import ConfigError
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "build_scripts"
@@ -93,3 +97,39 @@ def test_the_command_is_printed_and_the_missing_taps_are_said(script, tmp_path, 
     arguments.run = True
     with pytest.raises(ConfigError, match="not installed here"):
         script.run(arguments, None)
+
+
+def test_run_writes_the_checkpoint_and_executes_exactly_the_printed_command(
+    script, tmp_path, monkeypatch, capfd
+):
+    """A stand-in for `trtllm-build` on the PATH writes down what it was called with."""
+    layouts.write_hf_target(tmp_path / "hf", layouts.TARGET)
+    tool, seen = tmp_path / "bin" / "trtllm-build", tmp_path / "seen"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nprintf "%s\\n" trtllm-build "$@" > {seen}\nexit 3\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    checkpoint = tmp_path / "a checkpoint"
+    flags = ["--model_dir", tmp_path / "hf", "--checkpoint_dir", checkpoint, "--output_dir", "E"]
+    arguments = script.build_parser().parse_args([*map(str, flags), "--run"])
+    assert script.run(arguments, "1.2.1") == 3
+    printed = shlex.split(capfd.readouterr().out.splitlines()[0])
+    assert printed == seen.read_text().splitlines() == script.build_command(arguments)
+    found, _ = load_trtllm_checkpoint(checkpoint)
+    assert found == load_model_config(tmp_path / "hf")
+
+
+def test_a_version_without_the_flow_writes_nothing(script, tmp_path, monkeypatch, capsys):
+    layouts.write_hf_target(tmp_path / "hf", layouts.TARGET)
+    monkeypatch.setattr(script, "installed_version", lambda: "1.3.0")
+    flags = [
+        "--model_dir",
+        tmp_path / "hf",
+        "--checkpoint_dir",
+        tmp_path / "c",
+        "--output_dir",
+        "E",
+    ]
+    assert script.main(list(map(str, flags))) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "removed after 1.2.x" in err and not (tmp_path / "c").exists()
