@@ -119,8 +119,38 @@ DRAW_FIELDS = ("scales", "thresholds", "modes", "seeds", "anchor_positions")
 def check_accept(target: Target, num_requests: int, vocab: int, drafts: int) -> list[Check]:
     """All three rules in one launch: requests that differ, error of the dropped probability.
 
+    q comes as probabilities, and as logits with their (max, mass) as rounds on the device have it.
     Uniforms within float32 rounding of a boundary may fall on either side: up to 1 % may differ.
     """
+    inputs, q = _make_accept_inputs(target, num_requests, vocab, drafts)
+    scale, top = inputs["scale"][:, None, None], q.amax(dim=2, keepdim=True)
+    mass = torch.exp((q - top) * scale).sum(dim=2, keepdim=True)
+    bare = torch.full(q.shape[:2], float("-inf"))
+    probs = torch.softmax(q * scale, dim=2)
+    forms = {"probs": (probs,), "logits": (q, torch.cat((top, mass), dim=2), bare)}
+    expected = accept_drafts(**inputs, draft_probs=probs)
+    moved = {name: x.to(target.device) for name, x in inputs.items()}
+    checks = []
+    for form, values in forms.items():
+        given = DraftDistributions(*(x.to(target.device) for x in values))
+        plan = plan_accept_drafts(num_requests, drafts, vocab, device=target.device)
+        found = run_accept_drafts(plan, drafts=given, **moved)
+        lens, ids = found.accepted_lens.cpu(), found.next_token_ids.cpu()
+        same = (lens == expected[0]) & (ids == expected[1])
+        both = same & ~expected[2].isnan()
+        error = (found.dropped_accept_probs.cpu() - expected[2])[both].abs().max().item()
+        name = f"accept_drafts R={num_requests} V={vocab} q as {form}"
+        checks += [
+            Check(f"{name} differing requests", 1.0 - same.float().mean().item(), 0.01),
+            Check(f"{name} dropped", error, 1e-3),
+        ]
+    return checks
+
+
+def _make_accept_inputs(
+    target: Target, num_requests: int, vocab: int, drafts: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Arguments of the reference but q, and logits of q [R, γ, V] that are near the target's."""
     generator = torch.Generator().manual_seed(target.seed)
     lens = torch.randint(0, drafts + 1, (num_requests,), generator=generator)
     cu_rows = torch.cat((torch.zeros(1), (lens + 1).cumsum(0))).to(torch.int32)
@@ -150,17 +180,7 @@ def check_accept(target: Target, num_requests: int, vocab: int, drafts: int) -> 
         "seeds": torch.arange(num_requests) * 7919 + target.seed,
         "anchor_positions": torch.arange(num_requests) * 17,
     }
-    probs = torch.softmax(q, dim=2)
-    expected = accept_drafts(**inputs, draft_probs=probs)
-    plan = plan_accept_drafts(num_requests, drafts, vocab, device=target.device)
-    moved = {name: x.to(target.device) for name, x in inputs.items()}
-    found = run_accept_drafts(plan, drafts=DraftDistributions(probs.to(target.device)), **moved)
-    same = (found.accepted_lens.cpu() == expected[0]) & (found.next_token_ids.cpu() == expected[1])
-    both = same & ~expected[2].isnan()
-    error = (found.dropped_accept_probs.cpu() - expected[2])[both].abs().max().item()
-    rate = 1.0 - same.float().mean().item()
-    name = f"accept_drafts R={num_requests} V={vocab}"
-    return [Check(f"{name} differing requests", rate, 0.01), Check(f"{name} dropped", error, 1e-3)]
+    return inputs, q
 
 
 def check_filters(target: Target, num_rows: int, vocab: int) -> Check:

@@ -58,6 +58,47 @@ def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:
     assert "pass --interpret" in done.stdout
 
 
+NOT_ON_A_BARE_MACHINE = (
+    "safetensors tokenizers transformers gguf jinja2 rich tritonclient pytriton psutil onnx "
+    "onnxscript onnxruntime scipy matplotlib cuda tensorrt tensorrt_rtx tensorrt_rtx_bindings"
+)
+IMPORT_ALL = """
+import importlib, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in sys.argv[2].split():
+            raise ModuleNotFoundError(f"{name} is not there", name=name)
+
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, sys.argv[1])
+from gpu_bench.environment import make_importable
+make_importable()
+for name in ("sampling_correctness", "decode_loop", "engine_loop", "engine_overlap",
+             "kernel_bench", "round_bench", "report"):
+    importlib.import_module("gpu_bench." + name)
+import trtllm_dspark.engines.kernel_engine
+"""
+
+
+def test_it_needs_torch_triton_and_numpy_only() -> None:
+    command = [sys.executable, "-c", IMPORT_ALL, str(BENCHMARKS), NOT_ON_A_BARE_MACHINE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_script_and_what_it_imports_stay_under_60_mb() -> None:
+    root = BENCHMARKS.parent
+    files = [
+        path
+        for part in ("benchmarks", "plugins", "trtllm_dspark")
+        for path in (root / part).rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", ".so")
+    ]
+    assert len(files) > 100
+    assert sum(path.stat().st_size for path in files) < 60e6
+
+
 def test_attention_counts_keys_once_per_request_and_rows_once() -> None:
     work = attention_work(2, 10, 3, num_heads=4, num_kv_heads=2, head_dim=8)
     assert work.num_bytes == 2 * 13 * 2 * 2 * 8 * 2 + 2 * 3 * 4 * 8 * 2 * 2
