@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ class Worker:
         command = [
             sys.executable, str(Path(__file__).with_name("compare_worker.py")),
             "--runtime", name, "--model-dir", arguments.model_dir,
-            "--threads", str(arguments.threads), "--dtype", arguments.dtype,
+            "--threads", str(num_threads(arguments.threads)), "--dtype", arguments.dtype,
             "--concurrency", str(max(arguments.concurrency)),
         ]  # fmt: skip
         if arguments.gguf:
@@ -75,6 +76,11 @@ class Worker:
             if line.startswith("{"):
                 return json.loads(line)
         raise RuntimeError(f"{self.name} ended with exit code {self.process.wait()}")
+
+
+def num_threads(wanted: int) -> int:
+    """Threads that every runtime gets: left alone, each would take another share of the cores."""
+    return wanted or len(os.sched_getaffinity(0))
 
 
 def encode_prompts(arguments: argparse.Namespace) -> list[list[int]]:
@@ -141,7 +147,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = {worker.name: worker.about for worker in workers}
     for worker in workers:
         worker.close()
-    report = {"run": describe_run(), "runtimes": about, "missing": missing, "tokens_per_s": results}
+    threads = num_threads(arguments.threads)
+    report = {
+        "run": describe_run(),
+        "num_threads": threads,
+        "runtimes": about,
+        "missing": missing,
+        "tokens_per_s": results,
+    }
     write_report(arguments.json, report)
     print(render(results))
     for name, reason in missing.items():

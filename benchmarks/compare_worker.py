@@ -44,8 +44,7 @@ class TransformersRuntime:
         from transformers import AutoModelForCausalLM
 
         self.torch, self.lookup = torch, lookup
-        if arguments.threads:
-            torch.set_num_threads(arguments.threads)
+        torch.set_num_threads(arguments.threads)
         self.model = AutoModelForCausalLM.from_pretrained(
             arguments.model_dir, dtype=getattr(torch, arguments.dtype)
         ).eval()
@@ -82,8 +81,10 @@ class LlamaCppRuntime:
             raise ImportError("no --gguf was given")
         draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None
         self.model = Llama(
-            model_path=arguments.gguf, n_ctx=2048, n_threads=arguments.threads or None,
-            draft_model=draft, verbose=False,
+            model_path=arguments.gguf, n_ctx=2048, n_threads=arguments.threads,
+            n_threads_batch=arguments.threads, draft_model=draft,
+            logits_all=lookup,  # else its scores have room for n_batch tokens, not for n_ctx
+            verbose=False,
         )  # fmt: skip
         self.about = {
             "version": metadata.version("llama-cpp-python"),
@@ -161,7 +162,7 @@ def main() -> int:
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--gguf")
     parser.add_argument("--drafter", default="auto")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--concurrency", type=int, default=8)
     arguments = parser.parse_args()
