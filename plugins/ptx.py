@@ -29,7 +29,16 @@ def strip_hidden_parameters(ptx: str, entry: str, num_arguments: int) -> str:
 
 def list_parameters(ptx: str, entry: str) -> list[str]:
     """Parameter names of an entry function, in order."""
+    return [line.split()[-1] for line in _declarations(ptx, entry)]
+
+
+def list_parameter_kinds(ptx: str, entry: str) -> list[str]:
+    """PTX types of an entry function's parameters, in order: `u64` pointers, `u32` integers."""
+    return [line.split()[1].removeprefix(".") for line in _declarations(ptx, entry)]
+
+
+def _declarations(ptx: str, entry: str) -> list[str]:
     found = re.search(rf"\.entry {re.escape(entry)}\((.*?)\)", ptx, flags=re.DOTALL)
     if found is None:
         raise ValueError(f"the PTX has no entry function {entry}")
-    return [line.split()[-1] for line in found.group(1).strip().split(",") if line.strip()]
+    return [line for line in found.group(1).strip().split(",") if line.strip()]

@@ -8,6 +8,7 @@ shapes are checked for type here and for value in test_tensorrt_ops.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,8 @@ import numpy.typing  # noqa: F401
 import tensorrt as trt
 import tensorrt.plugin as trtp
 import triton
-from dspark_plugins.ptx import list_parameters
+from dspark_plugins import tensorrt_plugins
+from dspark_plugins.ptx import list_parameter_kinds, list_parameters
 from dspark_plugins.tensorrt_ops import OPS, OpSpec
 from dspark_plugins.tensorrt_plugins import (
     DATA_TYPES,
@@ -60,6 +62,19 @@ ATTRIBUTES: dict[str, Any] = {
 }
 
 
+THREADS: list[int] = []
+"""Threads per block of every launch so far: without a builder TensorRT keeps no constants."""
+
+
+def note_threads(launch: Any, num_threads: int, shared: int) -> Any:
+    """Launch parameters as the plugins make them, with their block noted."""
+    THREADS.append(num_threads)
+    return launch_params(launch, num_threads, shared)
+
+
+launch_params, tensorrt_plugins._launch_params = tensorrt_plugins._launch_params, note_threads
+
+
 def make_tensors(spec: OpSpec) -> list[Any]:
     """One descriptor per input, of the op's first type combination."""
     kinds = [text.strip().replace("*", "|").split("|")[0] for text in spec.io_types.split(",")]
@@ -98,6 +113,9 @@ def check_op(spec: OpSpec) -> dict[str, Any]:
         "combination_sizes": sorted({len(c.types) for c in combination._get_combinations()}),
         "num_combinations": len(combination._get_combinations()),
         "num_parameters": len(list_parameters(ptx, entry)),
+        "parameter_kinds": list_parameter_kinds(ptx, entry),
+        "num_threads": THREADS[-1],
+        "threads_of_ptx": int(re.findall(r"\.reqntid (\d+)", ptx)[0]),
         "num_integers": len(integers),
         "integers_are_int32": all(isinstance(x, trtp.SymInt32) for x in integers),
         "launch": type(launch).__name__,

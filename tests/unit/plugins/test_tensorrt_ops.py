@@ -16,7 +16,7 @@ from dspark_plugins.kv_append import KvAppendPlan, run_kv_append_
 from dspark_plugins.launch import dot_dtype
 from dspark_plugins.markov import run_markov_slot
 from dspark_plugins.markov_plan import KEYED, HeadWeights, MarkovShape, plan_markov
-from dspark_plugins.ptx import list_parameters, strip_hidden_parameters
+from dspark_plugins.ptx import list_parameter_kinds, list_parameters, strip_hidden_parameters
 from dspark_plugins.ragged_attention import (
     AttentionShape,
     plan_ragged_attention,
@@ -270,6 +270,7 @@ PTX = """
 
 def test_hidden_parameters_are_stripped_only_when_nothing_reads_them() -> None:
     assert list_parameters(strip_hidden_parameters(PTX, "k", 2), "k") == ["k_param_0", "k_param_1"]
+    assert list_parameter_kinds(PTX, "k") == ["u64", "u32", "u64", "u64"]
     with pytest.raises(ValueError, match="declares 4 parameters: 3 arguments"):
         strip_hidden_parameters(PTX, "k", 3)
     with pytest.raises(ValueError, match="reads its hidden parameter k_param_3"):

@@ -48,6 +48,10 @@ def test_kernels_take_exactly_inputs_integers_and_outputs(report: dict[str, Any]
         expected = op["num_inputs"] + op["num_integers"] + len(op["output_types"])
         assert op["num_parameters"] == expected, name
         assert op["integers_are_int32"], name
+        pointers = [["u64"] * op["num_inputs"], ["u64"] * len(op["output_types"])]
+        order = [*pointers[0], *["u32"] * op["num_integers"], *pointers[1]]
+        assert op["parameter_kinds"] == order, name
+        assert op["num_threads"] == op["threads_of_ptx"], name
         assert op["launch"] == "KernelLaunchParams"
         assert op["assembler"] == 0, name
 
