@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -117,6 +118,27 @@ def round_step(seed: int) -> RoundStep:
     )
 
 
+def sampled_round_step(seed: int, top_k: int) -> RoundStep:
+    """One request that samples by rejection and one that is seeded; `top_k` 0 filters nothing."""
+    step = round_step(seed)
+    drawn = {
+        "temperature": np.array([0.8, 1.3], np.float32),
+        "top_k": np.array([top_k, 0], np.int32),
+    }
+    uniforms = np.random.default_rng(seed).random((2, GAMMA + 1))
+    accept = dataclasses.replace(
+        step.accept,
+        rules=np.array([AcceptRule.REJECTION, AcceptRule.COUPLED], np.int32),
+        accept_uniforms=uniforms[:, :GAMMA],
+        final_uniforms=uniforms[:, GAMMA],
+        **drawn,
+    )
+    coupled = np.array([False, True])
+    sampling = dataclasses.replace(step.draft.sampling, coupled=coupled, **drawn)
+    draft = dataclasses.replace(step.draft, sampling=sampling)
+    return dataclasses.replace(step, draft=draft, accept=accept)
+
+
 def append_rows(seed: int, taps: torch.Tensor) -> ContextAppend:
     return ContextAppend(
         taps=taps,
@@ -142,6 +164,18 @@ def test_steps_replay_on_static_buffers_and_allocate_nothing(captured) -> None:
         with NoAllocation(capture):
             call(1)
         assert (capture.num_captured, capture.num_replayed) == (number + 1, replayed + 1), name
+
+
+@pytest.mark.parametrize("top_k", [0, 3], ids=["unfiltered", "filtered"])
+def test_rounds_that_sample_replay_on_static_buffers_too(captured, top_k: int) -> None:
+    engine, capture = captured
+    engine.start_round(sampled_round_step(0, top_k)).read()
+    before = (capture.num_captured, capture.num_replayed)
+    with NoAllocation(capture):
+        output = engine.start_round(sampled_round_step(1, top_k)).read()
+    assert (capture.num_captured, capture.num_replayed) == (before[0], before[1] + 1)
+    assert output.is_finite.all() and (output.next_token_ids >= 0).all()
+    assert (output.accepted_lens <= output.verify_lens).all()
 
 
 def test_a_replay_reads_the_new_inputs_not_those_of_the_capture(captured) -> None:
