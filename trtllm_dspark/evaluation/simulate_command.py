@@ -22,6 +22,7 @@ from trtllm_dspark.evaluation.simulation_setup import (
     add_acceptance_options,
     add_roofline_options,
     cost_table,
+    roofline,
     simulate_policy,
 )
 from trtllm_dspark.evaluation.sweep_file import SweepFile
@@ -57,7 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=64.0,
         help="steps after which a request's acceptance changes; 0 = never",
     )
-    parser.add_argument("--kv-tokens", type=int, default=0, help="K/V limit in tokens; 0 = none")
+    parser.add_argument(
+        "--kv-tokens",
+        type=int,
+        help="K/V limit in tokens; 0 = none (default: what fits on --gpu, else none)",
+    )
     parser.add_argument("--max-batch-size", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=100)
@@ -91,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = cost_table(arguments, arguments.gamma, most)
     if table.num_drafts != arguments.gamma and arguments.table:
         arguments.gamma = table.num_drafts
+    if arguments.kv_tokens is None:
+        arguments.kv_tokens = kv_limit(arguments, most)
     rows = sweep(arguments, table)
     console.print(render(rows))
     if not (arguments.table or arguments.gpu or arguments.arrivals):
@@ -101,6 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.budget:
         plot_budget(rows, arguments.budget)
     return 0
+
+
+def kv_limit(arguments: argparse.Namespace, most: int) -> int:
+    """Tokens whose K/V fit on the GPU that is estimated; 0 = no limit."""
+    return roofline(arguments, arguments.gamma, most).kv_tokens if arguments.gpu else 0
 
 
 def sweep(arguments: argparse.Namespace, table: LatencyTable) -> list[dict[str, Any]]:

@@ -208,6 +208,19 @@ def test_simulate_writes_json_and_resumes_only_its_own_sweep(
     assert "γ = 15" in printed.out and "simulating: 1/1 fixed at 8" in printed.err
 
 
+def test_an_estimated_gpu_holds_back_requests_whose_kv_do_not_fit(tmp_path: Path) -> None:
+    common = ["--gpu", "h100", "--model", "qwen3-32b", "--precision", "fp8", "--gamma", "3"]
+    common += ["--policies", "fixed", "--concurrency", "64", "--prompt-tokens", "4000", "4000"]
+    common += ["--steps", "2", "--warm-up", "0"]
+    waiting = {}
+    for name, more in (("fits", []), ("none", ["--kv-tokens", "0"])):
+        path = tmp_path / f"{name}.json"
+        assert simulate_command.main([*common, *more, "--json", str(path)]) == 0
+        waiting[name] = json.loads(path.read_text("utf-8"))["rows"][0]["num_waiting"]
+    room = Roofline("h100", "qwen3-32b", "fp8", num_drafts=3, max_num_requests=64).kv_tokens
+    assert waiting == {"fits": 64 - room // 4004, "none": 0} and waiting["fits"] > 0
+
+
 def test_simulate_refuses_unknown_policies_and_two_sources_of_costs() -> None:
     with pytest.raises(ConfigError, match="policies \\['nope'\\] are unknown"):
         simulate_command.main(["--policies", "nope"])
