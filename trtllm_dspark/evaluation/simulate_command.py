@@ -14,7 +14,7 @@ from rich.table import Table
 
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.progress import ProgressReport
-from trtllm_dspark.evaluation.published_numbers import H20_BATCHES, h20_throughput
+from trtllm_dspark.evaluation.published_numbers import H20_BATCHES, h20_throughput, published
 from trtllm_dspark.evaluation.reproduction_tables import NAMES, reproduce
 from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation_setup import (
@@ -102,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(render(rows))
     if not (arguments.table or arguments.gpu or arguments.arrivals):
         console.print(render_published())
+        console.print(render_published_mtp())
     console.print(f"costs: {table.machine.get('device', arguments.table)}; γ = {arguments.gamma}")
     if arguments.pareto:
         plot_pareto(rows, arguments.pareto)
@@ -177,4 +178,16 @@ def render_published() -> Table:
     for load in H20_BATCHES:
         values = (h20_throughput(system)[load] for system in PUBLISHED_SYSTEMS)
         view.add_row(str(load), *(f"{value:.0f}" for value in values))
+    return view
+
+
+def render_published_mtp() -> Table:
+    """MTP drafters, published for other models only: no row of ours is comparable with them."""
+    view = Table(title="published: tokens/s of other models, MTP among their drafters (D-Cut page)")
+    for name in ("model", "system", *map(str, H20_BATCHES)):
+        view.add_column(name, justify="left" if name in ("model", "system") else "right")
+    for model, rows in published("dcut_h20")["other_models_tokens_per_second_new"].items():
+        for system in ("autoregressive", "mtp", "dflash_b16", "dcut_b16"):
+            view.add_row(model, system, *(f"{value:.0f}" for value in rows[system]))
+        view.add_section()
     return view

@@ -205,6 +205,7 @@ def test_simulate_writes_json_and_resumes_only_its_own_sweep(
     with pytest.raises(ConfigError, match="other seed"):
         simulate_command.main([*common, "--seed", "3"])
     printed = capsys.readouterr()
+    assert "eagle3" in printed.out and "mtp" in printed.out  # published, beside ours
     assert "γ = 15" in printed.out and "simulating: 1/1 fixed at 8" in printed.err
 
 
