@@ -34,12 +34,12 @@ from benchmarks.policy_report import (
 from benchmarks.timing import describe_run, write_report
 from trtllm_dspark.config import (
     BucketConfig,
-    CacheConfig,
     SchedulerConfig,
     SystemConfig,
     load_json,
     require,
 )
+from trtllm_dspark.decoding.loop import DecodingLoop
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.bench_inprocess import LoopContender
 from trtllm_dspark.evaluation.progress import ProgressReport
@@ -82,8 +82,18 @@ def make_contenders(config: SystemConfig, most_depth: int) -> list[LoopContender
     for depth in range(1, min(gamma, most_depth + 1)):
         schedulers[f"fixed {depth}"] = SchedulerConfig("fixed", {"num_draft_tokens": depth})
     schedulers.update({name: SchedulerConfig(name) for name in SCHEDULED})
-    drafted = [LoopContender(n, system, build_loop(system, s)) for n, s in schedulers.items()]
+    drafted = [LoopContender(n, system, make_loop(system, s)) for n, s in schedulers.items()]
     return [LoopContender(PLAIN, plain, plain.loop), *drafted]
+
+
+def make_loop(system: System, scheduler: SchedulerConfig) -> DecodingLoop:
+    """A loop that shares the pages of the system's own: prompts are computed once for all loops.
+
+    Safe because one loop at a time holds requests, and each round ends with none.
+    """
+    loop = build_loop(system, scheduler)
+    loop.pool = loop.batcher.pool = system.loop.pool
+    return loop
 
 
 def run_round(contender: LoopContender, prompts: Sequence[IntArray], num_tokens: int) -> float:
@@ -217,7 +227,6 @@ def system_config(arguments: argparse.Namespace) -> SystemConfig:
         num_threads=arguments.threads,
         max_seq_len=MAX_SEQ_LEN,
         buckets=BucketConfig(max_num_requests=max(arguments.requests), max_num_tokens=512),
-        cache=CacheConfig(enable_prefix_reuse=False),
         profile=arguments.profile,
     )
 
