@@ -91,7 +91,9 @@ def test_sampled_runs_with_the_shipped_drafter_have_the_targets_frequencies(smol
     seeds = iter(range(10**6))
     system.loop.draw_seed = lambda: next(seeds)
     found = Counter(map(tuple, answers(system, [prompt] * num_runs, 32, **options)))
-    assert system.loop.stats().num_accepted_tokens > num_runs / 4
+    stats_now = system.loop.stats()
+    share = stats_now.num_accepted_tokens / stats_now.num_verified_tokens
+    assert 0.03 < share < 0.97, "both ends of the acceptance rule are in the counts"
     assert set(found) <= set(expected)
     likely = [key for key, p in expected.items() if p * num_runs >= 5]
     counts = [found[key] for key in likely] + [num_runs - sum(found[key] for key in likely)]
