@@ -20,8 +20,9 @@ from trtllm_dspark.engines.protocol import ContextAppend, DrafterStep, DraftSamp
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.types import DraftBlock, IntArray
 
-MAX_PENDING_ROWS = 1024
-"""Rows kept for later over all requests; one more commit writes them."""
+MAX_PENDING_ROWS = 4096
+"""Rows kept for later over all requests; one more commit writes them. While nobody drafts, requests
+that end before have cost nothing; pages are shared with others once their rows are written."""
 
 
 @dataclass
@@ -33,10 +34,19 @@ class _Context:
     page_ids: IntArray
     pending: list[torch.Tensor] = field(default_factory=list)
     """Copies of tapped states of the rows after `synced_len`."""
+    num_pending: int = 0
+    """Rows in `pending`: counted, since every step of every request asks for it."""
 
-    @property
-    def num_pending(self) -> int:
-        return sum(len(taps) for taps in self.pending)
+    def keep(self, taps: torch.Tensor) -> None:
+        """Copy rows for later."""
+        self.pending.append(taps.clone())
+        self.num_pending += len(taps)
+
+    def written(self) -> None:
+        """What was pending has its K/V now."""
+        self.synced_len += self.num_pending
+        self.num_pending = 0
+        self.pending.clear()
 
 
 class DSparkDrafter:
@@ -108,7 +118,7 @@ class DSparkDrafter:
             if row.is_written:
                 context.synced_len += row.num_rows
             elif row.num_rows and row.taps is not None:
-                context.pending.append(row.taps.clone())
+                context.keep(row.taps)
         if sum(c.num_pending for c in self._contexts.values()) > self.max_pending_rows:
             self.sync(list(self._contexts))
 
@@ -128,9 +138,8 @@ class DSparkDrafter:
                 page_table=make_page_table([context.page_ids for context in contexts]),
             )
         )
-        for context, count in zip(contexts, counts, strict=True):
-            context.synced_len += int(count)
-            context.pending.clear()
+        for context in contexts:
+            context.written()
 
     def synced_len(self, key: int) -> int | None:
         """Rows of the request whose drafter K/V are written; 0 for an unknown request."""
