@@ -230,7 +230,7 @@ def latency_table(config: SystemConfig, engine: Engine, drafter: Drafter) -> Lat
     if config.profile == "never" or drafter.num_drafts == 0:
         return usable_table(None, info.fingerprint, info.rungs)
     logger.info("measuring the latency table of this engine (about %.0f s)", PROFILE_BUDGET_S)
-    table = profile_engine(config, engine, drafter)
+    table = profile_engine(config, engine, drafter, budget_s=PROFILE_BUDGET_S)
     return usable_table(table, info.fingerprint, info.rungs)
 
 
