@@ -73,10 +73,11 @@ def test_never_reads_auto_measures_once_and_force_measures_again(
 ) -> None:
     measured, original = [], runtime.profile_engine
 
-    def count(config: SystemConfig, *rest: Any) -> LatencyTable:
+    def count(config: SystemConfig, *rest: Any, **options: Any) -> LatencyTable:
         measured.append(config.profile)
-        return original(config, *rest, budget_s=0.1)
+        return original(config, *rest, **options)
 
+    monkeypatch.setattr(runtime, "PROFILE_BUDGET_S", 0.1)
     monkeypatch.setattr(runtime, "profile_engine", count)
     monkeypatch.setattr(latency_table, "MIN_RELATIVE_RISE", -1.0)
     tables = []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the native kernels run, and what happens where they cannot."""
 
+import pytest
 import torch
 
 from trtllm_dspark.ops import native_library
@@ -32,6 +33,7 @@ def test_a_changed_header_is_another_library(monkeypatch, tmp_path):
     assert native_library._key("cc") != before
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 def test_what_is_differentiated_traced_or_of_another_type_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(native_library, "library", lambda: object())
     x = torch.zeros(4)
