@@ -7,12 +7,11 @@ else put there is left alone.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from pathlib import Path
 
-from trtllm_dspark.checkpoints.staging import staged_directory, write_json
+from trtllm_dspark.checkpoints.staging import sha256_of, staged_directory, write_json
 from trtllm_dspark.config import load_json
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,8 @@ def install_packaged_drafter(source: str, model_dir: Path) -> Path | None:
     if packaged is None:
         return None
     installed = model_dir / DRAFTER_SUBDIR
-    identity = {"source": source, "files": digest_files(packaged)}
+    digests = {path.name: sha256_of(path) for path in packaged.iterdir()}
+    identity = {"source": source, "files": digests}
     if installed.exists():
         if not (installed / MARKER).is_file():
             logger.info("%s was not put there by this package: it is kept", installed)
@@ -54,11 +54,3 @@ def install_packaged_drafter(source: str, model_dir: Path) -> Path | None:
         write_json(staged / MARKER, identity)
     logger.info("installed the packaged drafter of %s in %s", source, installed)
     return installed
-
-
-def digest_files(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file: weights, configuration or calibration, a change of any is a change."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.iterdir())
-    }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,15 @@ def refuse_existing(output: Path) -> None:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write indented UTF-8 JSON with a final newline."""
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

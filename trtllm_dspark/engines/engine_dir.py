@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_dspark._version import __version__
-from trtllm_dspark.checkpoints.staging import write_json
+from trtllm_dspark.checkpoints.staging import sha256_of, write_json
 from trtllm_dspark.config import BucketConfig, DrafterConfig, from_json_dict, load_json
 from trtllm_dspark.engines.build_profiles import EngineLimits
 from trtllm_dspark.errors import ConfigError, EngineError
@@ -115,15 +115,6 @@ def write_manifest(directory: Path, facts: EngineFacts) -> None:
     }
     manifest = {"format": FORMAT_VERSION, "fingerprint": facts.fingerprint, "files": files}
     write_json(directory / MANIFEST, manifest)
-
-
-def sha256_of(path: Path) -> str:
-    """Digest of a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def load_engine_dir(path: str | Path, *, verify: bool = False) -> EngineDirectory:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from trtllm_dspark.config import from_json_dict, load_json, require
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.scheduling.logit_map import MAX_ABS_LOGIT, LogitMap, fit_lines
+from trtllm_dspark.scheduling.logit_map import LogitMap, clip_logits, fit_lines, sigmoid
 from trtllm_dspark.scheduling.reliability import (
     Vector,
     brier_score,
@@ -126,8 +126,7 @@ class ModeCalibration:
 def cumulative_survivals(logits: npt.ArrayLike, temperatures: npt.ArrayLike) -> Vector:
     """Return Π_{i≤k} σ(z_i / T_i) [n, γ] float64 (logits clipped at ±12)."""
     scaled = np.asarray(logits, np.float64) / np.asarray(temperatures, np.float64)
-    clipped = np.clip(scaled, -MAX_ABS_LOGIT, MAX_ABS_LOGIT)
-    return np.cumprod(1.0 / (1.0 + np.exp(-clipped)), axis=1)
+    return np.cumprod(sigmoid(clip_logits(scaled)), axis=1)
 
 
 def fit_mode(
@@ -168,8 +167,8 @@ def _fit_position(samples: BlockSamples, earlier: list[float], position: int) ->
     logits = samples.logits[rows, position - 1].astype(np.float64)
     best = (np.inf, np.inf, 1.0)
     for temperature in TEMPERATURE_GRID:
-        clipped = np.clip(logits / temperature, -MAX_ABS_LOGIT, MAX_ABS_LOGIT)
-        ece = expected_calibration_error(prefix / (1.0 + np.exp(-clipped)), events)
+        confidences = sigmoid(clip_logits(logits / temperature))
+        ece = expected_calibration_error(prefix * confidences, events)
         best = min(best, (round(ece, 9), abs(np.log(temperature)), float(temperature)))
     return best[2]
 

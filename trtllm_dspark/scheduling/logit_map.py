@@ -38,12 +38,16 @@ class LogitMap:
 
     def apply(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """[n, γ] raw → calibrated logits, clipped at ±12."""
-        moved = np.asarray(logits, np.float64) * self.scale + self.offset
-        return np.clip(moved, -MAX_ABS_LOGIT, MAX_ABS_LOGIT)
+        return clip_logits(np.asarray(logits, np.float64) * self.scale + self.offset)
 
     def confidences(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """[n, γ] raw logits → c_k."""
         return sigmoid(self.apply(logits))
+
+
+def clip_logits(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Logits within ±12."""
+    return np.clip(logits, -MAX_ABS_LOGIT, MAX_ABS_LOGIT)
 
 
 def sigmoid(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -64,7 +68,7 @@ def fit_line(
     logits: npt.NDArray[np.floating], events: npt.NDArray[np.bool_]
 ) -> tuple[float, float]:
     """Slope and offset of a logistic regression (Newton's method, damped by the prior)."""
-    z = np.clip(logits.astype(np.float64), -MAX_ABS_LOGIT, MAX_ABS_LOGIT)
+    z = clip_logits(logits.astype(np.float64))
     features = np.stack([z, np.ones(len(z))], axis=1)
     neutral = np.array([1.0, 0.0])
     line = neutral.copy()
@@ -78,15 +82,15 @@ def fit_line(
         if np.abs(step).max() < 1e-9:
             break
     if line[0] < MIN_SLOPE:
-        return MIN_SLOPE, _fit_offset(z * MIN_SLOPE, float(np.mean(events)) if len(z) else 0.5)
+        return MIN_SLOPE, _fit_offset(z * MIN_SLOPE, float(np.mean(events)))
     return float(line[0]), float(line[1])
 
 
 def _fit_offset(logits: npt.NDArray[np.float64], rate: float) -> float:
-    """The offset at which the mean confidence is `rate` (bisection)."""
+    """The offset at which the mean confidence is `rate` (bisection); one logit or more."""
     low, high = -2 * MAX_ABS_LOGIT, 2 * MAX_ABS_LOGIT
     for _ in range(60):
         middle = (low + high) / 2
-        is_low = len(logits) > 0 and sigmoid(logits + middle).mean() < rate
+        is_low = sigmoid(logits + middle).mean() < rate
         low, high = (middle, high) if is_low else (low, middle)
-    return (low + high) / 2 if len(logits) else 0.0
+    return (low + high) / 2

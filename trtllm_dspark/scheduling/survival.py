@@ -82,6 +82,7 @@ class SurvivalEstimator:
             )
         self.num_drafts = num_drafts
         self.calibration = calibration or Calibration(num_drafts)
+        self._logit_maps = {mode: self.calibration.logit_map(mode) for mode in DraftMode}
         self.learns = learns
         self._online = {mode: OnlineCalibrator(num_drafts, online) for mode in DraftMode}
         self._mean_survival = {mode: self._initial_prior(mode) for mode in DraftMode}
@@ -139,7 +140,7 @@ class SurvivalEstimator:
         survivals = survivals_from_logits(self._scale(logits, mode), drafted)
         self._learn_prior(mode, survivals)
         labels, weights = conditional_labels(outcome, rows, drafted)
-        scaled = self.calibration.logit_map(mode).apply(logits)
+        scaled = self._logit_maps[mode].apply(logits)
         self._online[mode].observe(np.where(drafted, scaled, 0.0), labels, weights)
         self._refresh(mode)
 
@@ -165,7 +166,7 @@ class SurvivalEstimator:
 
     def _refresh(self, mode: DraftMode) -> None:
         a, b = self._online[mode].corrections()
-        fitted = self.calibration.logit_map(mode)
+        fitted = self._logit_maps[mode]
         scale, offset = a * fitted.scale, a * fitted.offset + b
         self._scales[mode] = (scale.astype(np.float32), offset.astype(np.float32))
 
