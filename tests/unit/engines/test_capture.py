@@ -26,7 +26,7 @@ from trtllm_dspark.engines.round_graphs import MAX_ABS_LOGIT
 from trtllm_dspark.engines.static_inputs import StaticBlock, fill
 from trtllm_dspark.engines.torch_graphs import GraphSet, run_again
 from trtllm_dspark.ops.accept_drafts import AcceptRule
-from trtllm_dspark.scheduling import calibration
+from trtllm_dspark.scheduling import logit_map
 
 pytest.importorskip("triton")
 
@@ -237,4 +237,4 @@ def test_a_block_moves_all_fields_at_once_and_keeps_their_addresses() -> None:
 
 
 def test_the_device_clips_logits_like_the_host() -> None:
-    assert calibration.MAX_ABS_LOGIT == MAX_ABS_LOGIT
+    assert logit_map.MAX_ABS_LOGIT == MAX_ABS_LOGIT
