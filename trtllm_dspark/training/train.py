@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trtllm_dspark.checkpoints import load_model_config, load_target_weights
+from trtllm_dspark.checkpoints import load_drafter, load_model_config, load_target_weights
 from trtllm_dspark.checkpoints.drafter_config import default_target_layer_ids
 from trtllm_dspark.config import HEAD_TYPES, DrafterConfig, ModelConfig, to_json_dict
 from trtllm_dspark.errors import ConfigError
@@ -35,7 +35,7 @@ from trtllm_dspark.training.state_cache import (
 from trtllm_dspark.training.token_store import TokenStore
 from trtllm_dspark.training.trainer import TrainConfig, Trainer
 from trtllm_dspark.training.vocabulary import ActiveVocabulary, most_frequent_tokens
-from trtllm_dspark.training.warm_start import copy_layers_, initialize_
+from trtllm_dspark.training.warm_start import copy_layers_, initialize_, load_drafter_
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,9 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-layers", type=int, default=3)
     parser.add_argument(
         "--copy-layers", type=parse_ids, default=None, help="target layers to start from"
+    )
+    parser.add_argument(
+        "--init", metavar="DRAFTER", help="start from this drafter's weights (same options for it)"
     )
     parser.add_argument("--tap-layers", type=parse_ids, default=None)
     parser.add_argument("--head", choices=HEAD_TYPES, default="markov")
@@ -297,12 +300,14 @@ def build_vocabulary(
 def build_drafter(
     arguments: argparse.Namespace, target: TargetModel, dtype: torch.dtype
 ) -> DSparkModel:
-    """A freshly initialised drafter in `dtype`."""
+    """The drafter to train as it is before the first step, in `dtype`."""
     config = drafter_config(arguments, target.config)
     model = DSparkModel(config, target.embed_tokens, target.lm_head)
     initialize_(model, target, torch.Generator().manual_seed(arguments.seed))
     if arguments.copy_layers:
         copy_layers_(model, target, arguments.copy_layers)
+    if arguments.init:
+        load_drafter_(model, *load_drafter(arguments.init, target.config))
     return model.to(dtype)
 
 

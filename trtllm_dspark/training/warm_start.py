@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First weights of a drafter: layers copied from the target, the rest small or zero.
+"""First weights of a drafter: copied target layers and the rest small or zero, or a drafter's.
 
 The target's input norms are folded into the copied projections, because context rows reach k_proj
 and v_proj without a layer's input norm. Knows modules of both models, nothing of data or
@@ -8,9 +8,12 @@ optimisation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
+from trtllm_dspark.config import DrafterConfig, to_json_dict
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.drafter import DraftLayer, DSparkModel
 from trtllm_dspark.models.target import DecoderLayer, TargetModel
@@ -56,6 +59,25 @@ def copy_layers_(model: DSparkModel, target: TargetModel, layer_ids: tuple[int, 
         _copy_layer_(layer, target.layers[index])  # type: ignore[arg-type]
     model.fc.weight.zero_()
     model.fc.weight[:, -config.hidden_size :].copy_(torch.eye(config.hidden_size))
+
+
+@torch.no_grad()
+def load_drafter_(
+    model: DSparkModel, config: DrafterConfig, weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Start from another drafter's weights. Raises `ConfigError` where the drafters differ."""
+    wanted, given = to_json_dict(model.config), to_json_dict(config)
+    differing = [
+        f"{name} {given.get(name)!r} (wanted {wanted.get(name)!r})"
+        for name in sorted(wanted.keys() | given.keys())
+        if wanted.get(name) != given.get(name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"the drafter to start from has {', '.join(differing)}: give the options it was "
+            "trained with"
+        )
+    model.load_state_dict(dict(weights), strict=True)
 
 
 def _copy_layer_(layer: DraftLayer, source: DecoderLayer) -> None:

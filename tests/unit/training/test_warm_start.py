@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from tests.unit.training.toy import CONFIG, make_drafter, make_target
+from trtllm_dspark.checkpoints import load_drafter, write_drafter
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.dense_target import DenseTarget
-from trtllm_dspark.training.warm_start import copy_layers_, initialize_, principal_directions
+from trtllm_dspark.training.warm_start import (
+    copy_layers_,
+    initialize_,
+    load_drafter_,
+    principal_directions,
+)
 
 
 def noisy_target() -> torch.nn.Module:
@@ -59,3 +67,23 @@ def test_layers_that_do_not_exist_or_do_not_fit_are_refused(layers: tuple, messa
     target = make_target()
     with pytest.raises(ConfigError, match=message):
         copy_layers_(make_drafter(target, qk_norm=False), target, layers)
+
+
+def test_a_run_can_start_from_an_exported_drafter(tmp_path: Path) -> None:
+    target = make_target()
+    trained = make_drafter(target)
+    initialize_(trained, target, torch.Generator().manual_seed(5))
+    write_drafter(tmp_path / "drafter", trained.config, trained.state_dict())
+    model = make_drafter(target)
+    load_drafter_(model, *load_drafter(tmp_path / "drafter", target.config))
+    expected = trained.state_dict()
+    assert expected.keys() == model.state_dict().keys()
+    for name, found in model.state_dict().items():
+        assert torch.equal(found, expected[name]), name
+
+
+def test_a_drafter_of_another_shape_is_no_start() -> None:
+    target = make_target()
+    other = make_drafter(target, num_drafts=2)
+    with pytest.raises(ConfigError, match=r"num_drafts 2 \(wanted \d\)"):
+        load_drafter_(make_drafter(target), other.config, other.state_dict())
