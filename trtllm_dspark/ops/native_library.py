@@ -68,8 +68,6 @@ def library() -> ctypes.CDLL | None:
             "the CPU runs torch's operators only: the native kernels did not compile: %s", details
         )
         return None
-    for name in ("rms_norm", "swiglu", "rotate_and_append", "block_sums"):
-        getattr(loaded, name).restype = None
     return loaded
 
 

@@ -8,6 +8,8 @@ which round at the same places.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 
 import torch
 
@@ -29,19 +31,32 @@ class _RotateArguments(ctypes.Structure):
     )
 
 
+_POINTER, _SIZE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    # x, weight, out, num_rows, width, eps, is_bf16, num_threads
+    "rms_norm": (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _FLOAT, _INT, _INT),
+    # x, out, num_rows, width, is_bf16, num_threads
+    "swiglu": (_POINTER, _POINTER, _SIZE, _SIZE, _INT, _INT),
+    # x, out, num_rows, width, block, num_threads
+    "block_sums": (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _INT),
+    "rotate_and_append": (ctypes.POINTER(_RotateArguments),),
+}
+"""Parameters of the C functions, which return nothing."""
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
     """As `ops.norm.rms_norm`."""
     width = x.shape[-1]
     if width % LANES or not native_library.takes(x, weight):
         return None
     x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-    _library().rms_norm(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(x.numel() // width),
-        ctypes.c_int64(width),
-        ctypes.c_float(eps),
+    _kernel("rms_norm")(
+        x.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
         x.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
@@ -54,11 +69,11 @@ def swiglu(x: torch.Tensor) -> torch.Tensor | None:
     if width % LANES or not native_library.takes(x):
         return None
     x, out = x.contiguous(), torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-    _library().swiglu(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(x.numel() // (2 * width)),
-        ctypes.c_int64(width),
+    _kernel("swiglu")(
+        x.data_ptr(),
+        out.data_ptr(),
+        x.numel() // (2 * width),
+        width,
         x.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
@@ -97,13 +112,8 @@ def block_sums(x: torch.Tensor, block: int) -> torch.Tensor | None:
         return None
     x = x.contiguous()
     out = torch.empty((len(x), -(-x.shape[1] // block)), dtype=torch.float64)
-    _library().block_sums(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(len(x)),
-        ctypes.c_int64(x.shape[1]),
-        ctypes.c_int64(block),
-        torch.get_num_threads(),
+    _kernel("block_sums")(
+        x.data_ptr(), out.data_ptr(), len(x), x.shape[1], block, torch.get_num_threads()
     )
     return out
 
@@ -139,11 +149,23 @@ def _rotate(
         x.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
-    _library().rotate_and_append(ctypes.byref(arguments))
+    _kernel("rotate_and_append")(ctypes.byref(arguments))
     return out
 
 
-def _library() -> ctypes.CDLL:
+def _kernel(name: str) -> Callable[..., None]:
     library = native_library.library()
     assert library is not None  # `takes` has said so
-    return library
+    return _declare(library)[name]
+
+
+@functools.cache
+def _declare(library: ctypes.CDLL) -> dict[str, Callable[..., None]]:
+    """The functions of `SIGNATURES`, so that ctypes converts and checks what they are called with.
+
+    Without that a Python int becomes a C int: addresses would be cut.
+    """
+    functions = {name: getattr(library, name) for name in SIGNATURES}
+    for name, function in functions.items():
+        function.argtypes, function.restype = SIGNATURES[name], None
+    return functions

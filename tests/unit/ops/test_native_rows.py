@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native row kernels against torch's operators: same numbers, same rounding, any company."""
 
+import ctypes
+import re
+
 import pytest
 import torch
 
-from trtllm_dspark.ops import native_library
+from trtllm_dspark.ops import native_library, native_rows
 from trtllm_dspark.ops.kv_append import HeadShape, apply_rope, kv_append_
 from trtllm_dspark.ops.norm import rms_norm
 from trtllm_dspark.ops.sample_tokens import block_sums
@@ -122,3 +125,21 @@ def test_widths_that_do_not_fill_a_register_are_torchs_business():
     x = torch.randn(3, 20)
     assert torch.equal(rms_norm(x, x[0], 1e-5), by_torch(rms_norm, x, x[0], 1e-5))
     assert torch.equal(swiglu(x), by_torch(swiglu, x))
+
+
+C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
+
+
+@pytest.mark.parametrize("name", native_rows.SIGNATURES)
+def test_declared_parameters_are_those_of_the_c_function(name):
+    source = (native_library.SOURCE_DIR / "decoder_rows.c").read_text()
+    (parameters,) = re.findall(rf"^void {name}\(([^)]*)\)", source, re.MULTILINE)
+    expected = [
+        ctypes.POINTER(native_rows._RotateArguments)
+        if "RotateArguments" in parameter
+        else ctypes.c_void_p
+        if "*" in parameter
+        else C_TYPES[parameter.split()[0]]
+        for parameter in parameters.split(",")
+    ]
+    assert list(native_rows.SIGNATURES[name]) == expected
