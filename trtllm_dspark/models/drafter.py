@@ -217,6 +217,7 @@ class DSparkModel(nn.Module):
         lm_head = self._borrowed[1]
         base = lm_head(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         project = None if self.markov is None else self.markov.w2
+        find_best = None if project is None else project.find_best
         previous, state, choices, confidence = anchor_ids, None, [], []
         for slot in range(hidden.shape[1]):
             features = embedded = None
@@ -225,7 +226,13 @@ class DSparkModel(nn.Module):
                 features, state = self.markov.step(embedded, hidden[:, slot], state)
             with_peak = self.confidence is None
             choice = markov_sample(
-                base[:, slot], features, project, slot, sampling, with_peak=with_peak
+                base[:, slot],
+                features,
+                project,
+                slot,
+                sampling,
+                with_peak=with_peak,
+                find_best=find_best,
             )
             if self.confidence is not None:
                 confidence.append(self.confidence(hidden[:, slot], embedded))

@@ -12,7 +12,27 @@ from torch import nn
 from torch.nn import functional
 
 from trtllm_dspark.config import DrafterConfig
+from trtllm_dspark.ops import native_markov
 from trtllm_dspark.ops.linear import Linear
+
+
+class VocabularyProjection(Linear):
+    """W2 [V, r]; once packed it also finds the best token without adding up all of them."""
+
+    def __init__(self, rank: int, vocab_size: int) -> None:
+        super().__init__(rank, vocab_size)
+        self._norms: torch.Tensor | None = None
+
+    def pack_(self) -> None:
+        """See `Linear`."""
+        super().pack_()
+        self._norms = native_markov.row_norms(self.weight)
+
+    def find_best(self, base_logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor | None:
+        """Arg-max [R] of U + W2 f, or None where this machine has no kernel for it."""
+        if self._norms is None:
+            return None
+        return native_markov.markov_argmax(base_logits, features, self.weight, self._norms)
 
 
 class SequentialHead(nn.Module):
@@ -29,7 +49,7 @@ class SequentialHead(nn.Module):
         self.rank = rank
         self.w1 = nn.Embedding(config.vocab_size, rank)
         self.w1.weight.requires_grad_(False)
-        self.w2 = Linear(rank, config.vocab_size)
+        self.w2 = VocabularyProjection(rank, config.vocab_size)
         if self.head_type == "gated":
             self.gate_proj = Linear(hidden + rank, rank, bias=True)
         elif self.head_type == "rnn":

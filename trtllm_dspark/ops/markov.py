@@ -65,18 +65,24 @@ def markov_sample(
     sampling: SlotSampling | None = None,
     *,
     with_peak: bool = False,
+    find_best: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] | None = None,
 ) -> Choice:
     """Choose the draft of `slot` (0-based) for every request.
 
     base_logits U_k [R, V]; features [R, r] and `project` (f → W2 f, [R, V]) or both `None` for a
     drafter without a sequential head. Sums are float32. `sampling=None`: arg-max, of equals
-    the lowest id.
+    the lowest id; `find_best` (U_k, f → ids or None) may know a shorter way to it.
     """
+    is_greedy = sampling is None or bool(sampling.is_greedy.all())
+    if is_greedy and not with_peak and find_best is not None and features is not None:
+        best = find_best(base_logits, features)
+        if best is not None:
+            return Choice(best, None, None)
     logits = base_logits.float()
     if features is not None and project is not None:
         logits = logits + project(features).float()
     peak = peak_log_odds(logits) if with_peak else None
-    if sampling is None or sampling.is_greedy.all():
+    if sampling is None or is_greedy:
         return Choice(argmax_lowest(logits), None, peak)
     probs = filter_probs(
         logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p

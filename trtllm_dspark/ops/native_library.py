@@ -2,7 +2,7 @@
 """The native CPU kernels as one library: compiled once per machine and kept in the cache.
 
 It needs a C compiler (`cc`); without one, or with DSPARK_NATIVE=0, torch's operators do the same
-work. What a kernel computes is the business of `native_attention.py` and `native_rows.py`.
+work. What a kernel computes is the business of the other `native_*.py`.
 """
 
 from __future__ import annotations

@@ -83,3 +83,18 @@ def test_confidence_never_sees_its_own_draft() -> None:
     assert int(after.token_ids[0, 0]) != first
     assert before.confidence_logits[0, 0] == after.confidence_logits[0, 0]
     assert before.confidence_logits[0, 1] != after.confidence_logits[0, 1]
+
+
+@pytest.mark.parametrize("head_type", ["markov", "gated", "rnn"])
+def test_greedy_drafts_are_the_same_with_and_without_the_native_search(head_type: str) -> None:
+    config = make_config(head_type=head_type, markov_rank=16, vocab_size=64)
+    model = make_model(config).to(torch.bfloat16)
+    for borrowed in model._borrowed:
+        borrowed.to(torch.bfloat16)
+    anchors, hidden = torch.tensor([7, 9]), torch.randn(2, 3, 24).to(torch.bfloat16)
+    with torch.no_grad():
+        plain = model.draft_from_hidden(anchors, hidden)
+        model.pack_()
+        packed = model.draft_from_hidden(anchors, hidden)
+    assert torch.equal(plain.token_ids, packed.token_ids)
+    torch.testing.assert_close(plain.confidence_logits, packed.confidence_logits)
