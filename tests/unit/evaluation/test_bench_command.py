@@ -10,18 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.evaluation.tiny_system import write_model
 from trtllm_dspark import runtime
 from trtllm_dspark.config import BucketConfig, SystemConfig
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation import bench_command
 from trtllm_dspark.evaluation.bench_inprocess import LoopContender, make_loop_contenders
 from trtllm_dspark.evaluation.bench_load import open_load
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +36,7 @@ def arguments(model_dir: Path, path: Path, *more: str) -> list[str]:
 
 
 def test_rounds_are_interleaved_counted_after_the_warm_up_and_resumed(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drafted_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, order = tmp_path / "bench.json", []
     original = LoopContender.run_round
@@ -52,7 +46,7 @@ def test_rounds_are_interleaved_counted_after_the_warm_up_and_resumed(
         return original(self, load)
 
     monkeypatch.setattr(LoopContender, "run_round", spy)
-    assert bench_command.main(arguments(model_dir, path, "--rounds", "1")) == 0
+    assert bench_command.main(arguments(drafted_model_dir, path, "--rounds", "1")) == 0
     names = ["autoregressive", "fixed", "adaptive"]
     assert [name for name, _ in order[:3]] == names  # the warm-up, load 1
     assert [name for name, _ in order[6:9]] == names[1:] + names[:1]
@@ -69,21 +63,21 @@ def test_rounds_are_interleaved_counted_after_the_warm_up_and_resumed(
         assert set(full["ms_per_token"]) == {"p50", "p95", "p99"}
         assert full["scheduler_ms"] > 0 and sum(full["rungs"].values()) > 0
     order.clear()
-    assert bench_command.main(arguments(model_dir, path, "--rounds", "2")) == 0
+    assert bench_command.main(arguments(drafted_model_dir, path, "--rounds", "2")) == 0
     assert len(json.loads(path.read_text())["rounds"]) == 4
     assert len(order) == 12  # a warm-up again, and the round that was missing
     order.clear()
     plots = tmp_path / "pareto.png", tmp_path / "budget.png"
     more = ("--rounds", "2", "--pareto", str(plots[0]), "--budget", str(plots[1]))
-    assert bench_command.main(arguments(model_dir, path, *more)) == 0
+    assert bench_command.main(arguments(drafted_model_dir, path, *more)) == 0
     assert not order and all(plot.is_file() for plot in plots)
     with pytest.raises(ConfigError, match="other max_tokens"):
-        bench_command.main(arguments(model_dir, path, "--max-tokens", "13"))
+        bench_command.main(arguments(drafted_model_dir, path, "--max-tokens", "13"))
 
 
-def test_requests_of_an_open_loop_wait_for_their_time(model_dir: Path) -> None:
+def test_requests_of_an_open_loop_wait_for_their_time(drafted_model_dir: Path) -> None:
     config = SystemConfig(
-        model_dir=str(model_dir), dtype="float32", num_threads=1, max_seq_len=256,
+        model_dir=str(drafted_model_dir), dtype="float32", num_threads=1, max_seq_len=256,
         buckets=BucketConfig(max_num_requests=4, max_num_tokens=64),
     )  # fmt: skip
     contenders = make_loop_contenders(config, ["ngram"], ["fixed"], {})
@@ -92,11 +86,12 @@ def test_requests_of_an_open_loop_wait_for_their_time(model_dir: Path) -> None:
         row = contender.run_round(load)
         assert row["num_failed"] == 0 and row["num_requests"] == 12
         assert row["tokens_per_s"] >= 0 and min(row["first_token_ms"]) > 0
-        last = load.requests[-1].arrival_s
-        first = load.requests[3].arrival_s
-        assert row["steady_s"] == pytest.approx(last - first, abs=1e-6)
+        arrivals = [request.arrival_s for request in load.requests]
+        assert 0 < row["steady_s"] <= arrivals[-1] - arrivals[0] + 1e-6
 
 
-def test_a_policy_that_cannot_serve_is_refused(model_dir: Path, tmp_path: Path) -> None:
+def test_a_policy_that_cannot_serve_is_refused(drafted_model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="oracle"):
-        bench_command.main(arguments(model_dir, tmp_path / "x.json", "--policies", "oracle"))
+        bench_command.main(
+            arguments(drafted_model_dir, tmp_path / "x.json", "--policies", "oracle")
+        )

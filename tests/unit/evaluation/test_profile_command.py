@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.evaluation.tiny_system import GAMMA, write_model
+from tests.unit.evaluation.tiny_system import GAMMA
 from trtllm_dspark import runtime
 from trtllm_dspark.config import BucketConfig, SystemConfig
 from trtllm_dspark.evaluation import profile_command
@@ -18,16 +18,7 @@ from trtllm_dspark.scheduling import latency_table
 from trtllm_dspark.scheduling.interchange import table_from_json_form
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("DSPARK_NATIVE", "0")  # nothing is compiled into the private cache
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def arguments(model_dir: Path, *more: str) -> list[str]:
@@ -39,14 +30,14 @@ def arguments(model_dir: Path, *more: str) -> list[str]:
 
 
 def test_the_table_is_kept_exported_and_plotted(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drafted_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(latency_table, "MIN_RELATIVE_RISE", -1.0)  # however flat this machine is
     paths = {n: tmp_path / n for n in ("own.json", "sglang.json", "trtllm.json", "cost.png")}
     own, sglang, trtllm, plot = map(str, paths.values())
     options = ("--output", own, "--sglang", sglang, "--tensorrt-llm", trtllm, "--plot", plot)
-    code = profile_command.main(arguments(model_dir, *options, "--context-lens", "8", "24"))
+    code = profile_command.main(arguments(drafted_model_dir, *options, "--context-lens", "8", "24"))
     assert code == 0
     table = LatencyTable.load(own)
     (kept,) = (tmp_path / "cache" / "latency").iterdir()
@@ -61,15 +52,15 @@ def test_the_table_is_kept_exported_and_plotted(
 
 
 def test_a_table_that_no_policy_may_trust_is_said_so_by_the_exit_code(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    drafted_model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(latency_table, "MIN_RELATIVE_RISE", 1e9)
-    assert profile_command.main(arguments(model_dir)) == 1
+    assert profile_command.main(arguments(drafted_model_dir)) == 1
     assert "policies will not trim" in capsys.readouterr().out
 
 
 def test_never_reads_auto_measures_once_and_force_measures_again(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    drafted_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, original = [], runtime.profile_engine
 
@@ -83,7 +74,7 @@ def test_never_reads_auto_measures_once_and_force_measures_again(
     tables = []
     for profile in ("never", "auto", "auto", "never", "force"):
         config = SystemConfig(
-            model_dir=str(model_dir),
+            model_dir=str(drafted_model_dir),
             dtype="float32",
             num_threads=1,
             max_seq_len=64,

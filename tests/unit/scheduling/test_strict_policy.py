@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.unit.decoding.loops import request
-from tests.unit.evaluation.tiny_system import write_model
 from trtllm_dspark.config import BucketConfig, SchedulerConfig, SystemConfig
 from trtllm_dspark.decoding.loop import DecodingLoop
 from trtllm_dspark.errors import InvalidRequestError
@@ -21,14 +20,7 @@ from trtllm_dspark.types import DraftMode
 HOT = {"temperature": 1.0, "max_tokens": 6}
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def config_for(model_dir: Path, policy: str, *, strict: bool) -> SystemConfig:
@@ -59,9 +51,9 @@ def modes_of(loop: DecodingLoop, **params: Any) -> set[DraftMode]:
 
 
 def test_sampling_requests_that_a_policy_does_not_cover_are_drafted_greedily_and_counted(
-    model_dir: Path,
+    drafted_model_dir: Path,
 ) -> None:
-    loop = loop_of(model_dir, "ratio_bucket", strict=False)
+    loop = loop_of(drafted_model_dir, "ratio_bucket", strict=False)
     assert modes_of(loop) == {DraftMode.SAMPLED_TARGET_GREEDY_DRAFTS}
     assert loop.stats().num_greedily_drafted_requests == 1
     assert modes_of(loop, seed=3) == {DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS}
@@ -69,8 +61,8 @@ def test_sampling_requests_that_a_policy_does_not_cover_are_drafted_greedily_and
     assert loop.stats().num_greedily_drafted_requests == 1
 
 
-def test_a_strict_server_refuses_them_and_names_the_policy(model_dir: Path) -> None:
-    loop = loop_of(model_dir, "ratio_bucket", strict=True)
+def test_a_strict_server_refuses_them_and_names_the_policy(drafted_model_dir: Path) -> None:
+    loop = loop_of(drafted_model_dir, "ratio_bucket", strict=True)
     with pytest.raises(InvalidRequestError, match="policy 'ratio_bucket' is not lossless"):
         loop.add(request("a", [1, 2, 3], **HOT))
     assert not loop.has_work
@@ -78,7 +70,9 @@ def test_a_strict_server_refuses_them_and_names_the_policy(model_dir: Path) -> N
     assert loop.stats().num_greedily_drafted_requests == 0
 
 
-def test_a_strict_server_samples_drafts_under_a_policy_that_covers_them(model_dir: Path) -> None:
-    loop = loop_of(model_dir, "adaptive", strict=True)
+def test_a_strict_server_samples_drafts_under_a_policy_that_covers_them(
+    drafted_model_dir: Path,
+) -> None:
+    loop = loop_of(drafted_model_dir, "adaptive", strict=True)
     assert modes_of(loop) == {DraftMode.SAMPLED_TARGET_SAMPLED_DRAFTS}
     assert loop.stats().num_greedily_drafted_requests == 0
