@@ -17,8 +17,8 @@ TEXTS = ["ab ab ab ab ab", "one two one two one two", "zzzz"]
 
 def loads() -> list[BenchLoad]:
     rng = np.random.default_rng(0)
-    fields = {"max_tokens": 24, "ignore_end": True}
-    return [closed_load(TEXTS, 3, 3, rng, **fields), open_load(TEXTS, 20.0, 10, 8, rng, **fields)]
+    long, short = ({"max_tokens": count, "ignore_end": True} for count in (400, 24))
+    return [closed_load(TEXTS, 3, 6, rng, **long), open_load(TEXTS, 20.0, 60, 8, rng, **short)]
 
 
 @pytest.mark.parametrize("load", loads(), ids=["closed", "open"])
@@ -31,5 +31,6 @@ def test_a_round_through_the_server_is_measured(server: TritonServer, load: Benc
     assert 0 < row["keep_ratio"] <= 1 and row["verified_per_request"] > 0
     assert row["step_ms"] >= row["scheduler_ms"] > 0
     assert sum(row["rungs"].values()) > 0
+    assert 0 < row["steps_s"] < row["steady_s"]
     if not load.is_open:
         assert 0 < row["mean_active"] <= 3.0 + 1e-6

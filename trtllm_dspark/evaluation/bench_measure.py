@@ -2,7 +2,8 @@
 """Numbers of one round from its request records: throughput in the steady state, latencies.
 
 Closed loop: from the moment when the first wave has its first tokens, as long as at least 85 % of
-the places are taken. Open loop: from the first quarter of the arrivals to the last arrival.
+the places are taken. Open loop, where nobody keeps places taken: from the moment when as many
+requests as 85 % of those that the load usually has in flight are there, to the last arrival.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from trtllm_dspark.evaluation.bench_load import BenchLoad, RequestRecord
 from trtllm_dspark.evaluation.simulation_report import percentiles
 
 STEADY_SHARE = 0.85
-OPEN_WARM_UP_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ def steady_window(records: Sequence[RequestRecord], load: BenchLoad) -> Window:
     if len(good) < 2:
         raise ConfigError(f"{len(good)} of {len(records)} requests were answered: cannot measure")
     if load.is_open:
-        starts = sorted(record.start_s for record in good)
-        window = Window(starts[int(OPEN_WARM_UP_SHARE * len(starts))], starts[-1])
+        window = _open_window(good, load.concurrency)
     else:
         first_wave = sorted(good, key=lambda record: record.start_s)[: load.concurrency]
         begin = max(record.times_s[0] for record in first_wave)
@@ -52,6 +51,22 @@ def steady_window(records: Sequence[RequestRecord], load: BenchLoad) -> Window:
             "longer answers (--max-tokens)"
         )
     return window
+
+
+def _open_window(records: Sequence[RequestRecord], limit: int) -> Window:
+    """The ramp is cut off; what the arrivals' chance does afterwards belongs to the load.
+
+    Usual is the mean in flight over the later half of the arrivals. More than `limit` do not run
+    at once: under overload the window begins with a batch that is 85 % full.
+    """
+    starts = sorted(record.start_s for record in records)
+    middle, last = starts[(len(starts) - 1) // 2], starts[-1]
+    events = [(r.start_s, 1) for r in records] + [(r.end_s, -1) for r in records]
+    times, changes = np.array(sorted(events)).T
+    active = np.minimum(np.cumsum(changes), limit)
+    seconds = np.diff(np.clip(times, middle, last), append=last)
+    usual = float((active * seconds).sum()) / max(last - middle, 1e-9)
+    return Window(float(times[np.argmax(active >= STEADY_SHARE * usual)]), last)
 
 
 def _last_time_busy(records: Sequence[RequestRecord], least: float) -> float:

@@ -2,7 +2,7 @@
 """Runs a load through Triton: gRPC streaming, one stream per request, a server per contender.
 
 All servers stay up for the whole run, so that rounds can be interleaved; an idle one costs next to
-nothing. Step statistics come from the server's metrics around the round, ramps included.
+nothing. Step statistics come from scrapes of the server's metrics inside the steady state.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from typing import Any
 from trtllm_dspark.config import SchedulerConfig, SystemConfig
 from trtllm_dspark.evaluation.bench_inprocess import PLAIN, contender_name
 from trtllm_dspark.evaluation.bench_load import BenchLoad, BenchRequest, RequestRecord
-from trtllm_dspark.evaluation.bench_measure import measure_round
+from trtllm_dspark.evaluation.bench_measure import measure_round, steady_window
+from trtllm_dspark.evaluation.bench_metrics import MetricsWatch, describe_window
 from trtllm_dspark.serving.client import GrpcClient, StreamEvent
 from trtllm_dspark.serving.ports import Ports
 from trtllm_dspark.serving.repository import RepositoryOptions
-from trtllm_dspark.serving.scrape import Metrics, read_metrics
 from trtllm_dspark.serving.server import running_server
-
-METRICS_DELAY_S = 0.6
-"""The server publishes its counters a few times a second."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +33,16 @@ class ServerContender:
 
     name: str
     grpc_url: str
-    metrics_url: str | None
+    metrics_url: str
     stack: contextlib.ExitStack
 
     def run_round(self, load: BenchLoad) -> dict[str, Any]:
         """Run one round and measure it."""
-        before = None if self.metrics_url is None else read_metrics(self.metrics_url)
-        with GrpcClient(self.grpc_url) as client:
+        watch = MetricsWatch(self.metrics_url)
+        with GrpcClient(self.grpc_url) as client, watch:
             records = _RoundRun(client, load).run()
         row = measure_round(records, load)
-        if self.metrics_url is None or before is None:
-            return {**row, "rungs": {}}
-        time.sleep(METRICS_DELAY_S)
-        return {**row, **describe_metrics(before, read_metrics(self.metrics_url))}
+        return {**row, **describe_window(watch.scrapes, steady_window(records, load))}
 
     def close(self) -> None:
         """Drain and stop the server."""
@@ -144,30 +138,3 @@ class _RoundRun:
 def _note(record: RequestRecord, event: StreamEvent) -> None:
     if "num_output_tokens" in event.outputs:
         record.add(event.time_s, int(event.number("num_output_tokens")))
-
-
-def describe_metrics(before: Metrics, after: Metrics) -> dict[str, Any]:
-    """What the server's steps did between two scrapes."""
-
-    def grown(name: str, **labels: str) -> float:
-        return after.total(name, **labels) - before.total(name, **labels)
-
-    steps = max(1.0, grown("dspark_steps_total"))
-    requests = max(1.0, grown("dspark_accepted_tokens_per_step_count"))
-    blocks = grown("dspark_block_rows_total")
-    name = "dspark_bucket_steps_total"
-    rungs = {rung: round(grown(name, rung=rung)) for rung in after.label_values(name, "rung")}
-
-    def step_ms(part: str) -> float:
-        return 1e3 * grown("dspark_step_seconds_sum", part=part) / steps
-
-    return {
-        "acceptance_length": grown("dspark_committed_tokens_total") / requests,
-        "keep_ratio": grown("dspark_decode_rows_total") / blocks if blocks else 0.0,
-        "verified_per_request": grown("dspark_verified_tokens_total") / requests,
-        "drafted_share": grown("dspark_drafted_steps_total") / steps,
-        "step_ms": step_ms("all"),
-        "draft_ms": step_ms("draft"),
-        "scheduler_ms": step_ms("plan"),
-        "rungs": {rung: count for rung, count in rungs.items() if count},
-    }

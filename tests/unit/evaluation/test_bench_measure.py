@@ -59,11 +59,29 @@ def test_85_percent_of_the_places_are_enough_and_less_is_not() -> None:
     assert steady_window(records, load(20, 20)).end_s == 8.0
 
 
-def test_an_open_loop_is_measured_from_a_quarter_of_the_arrivals_to_the_last() -> None:
+def test_an_open_loop_is_measured_from_its_usual_number_in_flight_to_the_last_arrival() -> None:
     arrivals = [0.0, 1.0, 2.0, 4.0]
     records = [record(t, t + 0.5, t + 2, 4) for t in arrivals]
+    # In flight: 1, from 1.0 on 2, from 3.0 on 1; over the later half (from 1.0) 5/3.
     window = steady_window(records, load(4, 8, arrivals))
     assert (window.begin_s, window.end_s) == (1.0, 4.0)
+    alone = [record(t, t + 0.5, t + 0.9, 4) for t in arrivals]
+    assert steady_window(alone, load(4, 8, arrivals)).begin_s == 0.0  # no ramp to cut off
+
+
+def test_85_percent_of_the_usual_number_in_flight_are_enough_and_less_is_not() -> None:
+    """A new request a second, each for 20 seconds: 20 are usual, 17 begin the steady state."""
+    arrivals = [float(t) for t in range(80)]
+    records = [record(t, t + 1, t + 20, 4) for t in arrivals]
+    assert steady_window(records, load(80, 64, arrivals)).begin_s == 16.0
+
+
+def test_an_overloaded_open_loop_is_steady_when_85_percent_of_the_batch_are_taken() -> None:
+    """The queue grows until the end: what waits does not run."""
+    arrivals = [float(t) for t in range(60)]
+    records = [record(t, 100 + t, 200 + t, 4) for t in arrivals]
+    assert steady_window(records, load(60, 20, arrivals)).begin_s == 16.0
+    assert steady_window(records, load(60, 10, arrivals)).begin_s == 8.0
 
 
 def test_failed_requests_are_counted_and_a_round_without_steady_state_is_refused() -> None:
