@@ -4,7 +4,8 @@
 
 Greedy, same prompt tokens, same number of new tokens (end tokens do not stop anybody), every
 runtime in its own process that stays loaded; rounds rotate over the runtimes, so that drift of the
-machine hits all alike. A runtime that is not installed is left out and named.
+machine hits all alike. A runtime that is not installed is left out and named. Complete rounds go to
+the JSON file as they come; the same command takes an interrupted run up again.
 
 Run: python benchmarks/compare_runtimes.py --model-dir models/smollm2 --gguf model.gguf \
        --json compare.json
@@ -25,8 +26,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.timing import Spread, describe_run, format_table, paired_ratio, write_report
+from benchmarks.timing import Spread, describe_run, format_table, paired_ratio
 from trtllm_dspark.checkpoints.tokenizer import load_tokenizer
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.progress import ProgressReport
+from trtllm_dspark.evaluation.prompts import parse_slice
+from trtllm_dspark.evaluation.sweep_file import SweepFile
 from trtllm_dspark.serving.demo import PROMPTS
 from trtllm_dspark.training.prompt_sources import read_prompts
 
@@ -35,6 +40,10 @@ RUNTIMES = (
     "dspark-plain", "dspark-ngram", "dspark",
 )  # fmt: skip
 BASELINE = "transformers"
+CHANGEABLE = ("rounds", "warm_up")
+"""Options that may differ when a run is taken up again."""
+Rates = dict[str, dict[str, list[float]]]
+"""Concurrency → runtime → tokens per second, one value per round."""
 
 
 class Worker:
@@ -88,29 +97,57 @@ def encode_prompts(arguments: argparse.Namespace) -> list[list[int]]:
     tokenizer = load_tokenizer(arguments.model_dir)
     texts = list(PROMPTS)
     if arguments.prompts:
-        texts = [prompt.text for prompt in read_prompts(arguments.prompts, 0.0, 1.0)]
+        texts = [prompt.text for prompt in read_prompts(arguments.prompts, *arguments.slice)]
     rendered = [tokenizer.apply_chat_template([{"role": "user", "content": t}]) for t in texts]
     return [list(tokenizer.encode(text, add_special=False)) for text in rendered]
 
 
-def measure(
-    workers: Sequence[Worker], arguments: argparse.Namespace
-) -> dict[str, dict[str, list[float]]]:
-    """Tokens per second: concurrency → runtime → one value per round."""
-    prompts = encode_prompts(arguments)
-    results: dict[str, dict[str, list[float]]] = {}
+def open_cases(arguments: argparse.Namespace, file: SweepFile) -> list[tuple[int, int]]:
+    """(concurrency, round) still to run; warm-up rounds count down to −1 before the first."""
+    done = {(row["concurrency"], row["round"]) for row in file.rows}
+    cases = []
     for concurrency in arguments.concurrency:
-        rng = np.random.default_rng(concurrency)
-        rates: dict[str, list[float]] = {worker.name: [] for worker in workers}
-        for index in range(arguments.warm_up + arguments.rounds):
+        missing = [i for i in range(arguments.rounds) if (concurrency, i) not in done]
+        if missing:
+            cases += [(concurrency, i) for i in (*range(-arguments.warm_up, 0), *missing)]
+    return cases
+
+
+def measure(
+    workers: Sequence[Worker],
+    arguments: argparse.Namespace,
+    file: SweepFile,
+    cases: Sequence[tuple[int, int]],
+) -> None:
+    """Run the cases; every complete round that counts is kept in the file."""
+    prompts, names = encode_prompts(arguments), {worker.name for worker in workers}
+    others = sorted({name for row in file.rows for name in row["tokens_per_s"]} ^ names)
+    if file.rows and others:
+        raise ConfigError(
+            f"{file.path} was begun with or without {', '.join(others)}: install the same "
+            "programs, or name another file"
+        )
+    with ProgressReport("rounds", len(cases)) as progress:
+        for concurrency, index in cases:
+            rng = np.random.default_rng([concurrency, arguments.warm_up + index])
             chosen = [prompts[i] for i in rng.integers(0, len(prompts), concurrency)]
-            turn = index % len(workers)
+            turn, rates = index % len(workers), {}
             for worker in [*workers[turn:], *workers[:turn]]:
                 found = worker.run(chosen, arguments.tokens)
-                if index >= arguments.warm_up:
-                    rates[worker.name].append(found["num_tokens"] / found["seconds"])
-            print(f"concurrency {concurrency}: round {index + 1}", file=sys.stderr, flush=True)
-        results[str(concurrency)] = rates
+                rates[worker.name] = found["num_tokens"] / found["seconds"]
+            if index >= 0:
+                file.add({"concurrency": concurrency, "round": index, "tokens_per_s": rates})
+            progress.advance(f"concurrency {concurrency}")
+
+
+def collect_rates(arguments: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> Rates:
+    """Rounds in order, runtimes in the order in which they were named."""
+    results: Rates = {}
+    for row in sorted(rows, key=lambda row: (row["concurrency"], row["round"])):
+        rates = results.setdefault(str(row["concurrency"]), {})
+        for name in arguments.runtimes:
+            if name in row["tokens_per_s"]:
+                rates.setdefault(name, []).append(row["tokens_per_s"][name])
     return results
 
 
@@ -122,47 +159,53 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--drafter", help="DSpark drafter directory (default: the model's own)")
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
     parser.add_argument("--prompts", nargs="+", help="JSONL files (default: the demo's prompts)")
+    parser.add_argument("--slice", type=parse_slice, default=(0.0, 1.0), help="of each file")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per prompt")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="0 = all cores, for every runtime")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--json", help="write everything here")
+    parser.add_argument("--json", help="write (and resume from) this file")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print a table, write JSON."""
+    """Run what the JSON file does not hold yet, print a table."""
     arguments = build_parser().parse_args(argv)
-    workers, missing = [], {}
-    for name in arguments.runtimes:
-        worker = Worker(name, arguments)
-        if "missing" in worker.about:
-            missing[name] = worker.about["missing"]
-            worker.close()
-        else:
-            workers.append(worker)
-    results = measure(workers, arguments)
-    about = {worker.name: worker.about for worker in workers}
-    for worker in workers:
-        worker.close()
-    threads = num_threads(arguments.threads)
-    report = {
-        "run": describe_run(),
-        "num_threads": threads,
-        "runtimes": about,
-        "missing": missing,
-        "tokens_per_s": results,
-    }
-    write_report(arguments.json, report)
-    print(render(results))
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    file = SweepFile(arguments.json, settings, CHANGEABLE)
+    cases = open_cases(arguments, file)
+    missing = run_cases(arguments, file, cases) if cases else {}
+    print(render(collect_rates(arguments, file.rows)))
     for name, reason in missing.items():
         print(f"left out: {name}: {reason}")
     return 0
 
 
-def render(results: dict[str, dict[str, list[float]]]) -> str:
+def run_cases(
+    arguments: argparse.Namespace, file: SweepFile, cases: Sequence[tuple[int, int]]
+) -> dict[str, str]:
+    """Start the runtimes, measure, end them; returns which are left out, and why."""
+    started = [Worker(name, arguments) for name in arguments.runtimes]
+    missing = {w.name: w.about["missing"] for w in started if "missing" in w.about}
+    workers = [worker for worker in started if worker.name not in missing]
+    try:
+        measure(workers, arguments, file, cases)
+    finally:
+        for worker in started:
+            worker.close()
+    file.save(
+        run=describe_run(),
+        num_threads=num_threads(arguments.threads),
+        runtimes={worker.name: worker.about for worker in workers},
+        missing=missing,
+        tokens_per_s=collect_rates(arguments, file.rows),
+    )
+    return missing
+
+
+def render(results: Rates) -> str:
     """Median tokens/s with its spread, and the paired ratio to transformers."""
     rows = []
     for concurrency, rates in results.items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -11,11 +12,60 @@ import pytest
 
 from benchmarks import compare_runtimes
 from tests.e2e.tiny_model import write_tiny_model
+from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.evaluation.sweep_file import SweepFile
 
 
 def test_threads_are_the_same_number_for_every_runtime_never_its_own_choice() -> None:
     assert compare_runtimes.num_threads(3) == 3
     assert compare_runtimes.num_threads(0) == len(os.sched_getaffinity(0))
+
+
+def options(path: Path, *more: str) -> argparse.Namespace:
+    common = ["--model-dir", "m", "--json", str(path), "--rounds", "3", "--concurrency", "1", "8"]
+    return compare_runtimes.build_parser().parse_args([*common, *more])
+
+
+def held(path: Path, arguments: argparse.Namespace) -> SweepFile:
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    return SweepFile(str(path), settings, compare_runtimes.CHANGEABLE)
+
+
+def test_only_missing_rounds_are_run_after_a_warm_up_of_their_concurrency(tmp_path: Path) -> None:
+    path = tmp_path / "compare.json"
+    arguments = options(path)
+    file = held(path, arguments)
+    assert compare_runtimes.open_cases(arguments, file) == [
+        (1, -1), (1, 0), (1, 1), (1, 2), (8, -1), (8, 0), (8, 1), (8, 2)
+    ]  # fmt: skip
+    for concurrency, index in ((1, 0), (1, 1), (1, 2), (8, 0)):
+        file.add({"concurrency": concurrency, "round": index, "tokens_per_s": {"dspark": 1.0}})
+    again = held(path, arguments)
+    assert compare_runtimes.open_cases(arguments, again) == [(8, -1), (8, 1), (8, 2)]
+    with pytest.raises(ConfigError, match="other tokens"):
+        held(path, options(path, "--tokens", "7"))
+
+
+def test_a_run_is_not_taken_up_again_with_other_programs(tmp_path: Path) -> None:
+    path = tmp_path / "compare.json"
+    model = write_tiny_model(tmp_path / "tiny")
+    arguments = options(path, "--model-dir", str(model))
+    file = held(path, arguments)
+    file.add({"concurrency": 1, "round": 0, "tokens_per_s": {"llama.cpp": 1.0}})
+    with pytest.raises(ConfigError, match="with or without llama"):
+        compare_runtimes.measure([], arguments, file, [])
+
+
+def test_rates_are_in_the_order_of_rounds_and_of_the_runtimes_asked_for(tmp_path: Path) -> None:
+    arguments = options(tmp_path / "x", "--runtimes", "dspark", "transformers")
+    rows = [
+        {"concurrency": 8, "round": 1, "tokens_per_s": {"transformers": 3.0, "dspark": 9.0}},
+        {"concurrency": 8, "round": 0, "tokens_per_s": {"transformers": 2.0, "dspark": 4.0}},
+    ]
+    found = compare_runtimes.collect_rates(arguments, rows)
+    assert found == {"8": {"dspark": [4.0, 9.0], "transformers": [2.0, 3.0]}}
+    assert list(found["8"]) == ["dspark", "transformers"]
+    assert "2.50 [2.00, 3.00]" in compare_runtimes.render(found)
 
 
 @pytest.mark.slow
@@ -37,3 +87,7 @@ def test_runtimes_answer_the_same_prompts_with_as_many_tokens_and_the_absent_is_
     assert all(len(values) == 2 and min(values) > 0 for values in rates.values())
     printed = capsys.readouterr().out
     assert "left out: llama.cpp" in printed and "ratio to transformers" in printed
+    before = report["rows"]
+    assert compare_runtimes.main([*arguments, "--rounds", "3"]) == 0
+    rows = json.loads(path.read_text("utf-8"))["rows"]
+    assert rows[:2] == before and [row["round"] for row in rows] == [0, 1, 2]
