@@ -7,6 +7,7 @@ Knows confidences and acceptance; nothing of costs, queues or policies.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -125,6 +126,36 @@ def model_for_length(
             f"it must lie between 1 and {num_drafts + 1}"
         )
     return model
+
+
+@dataclass(frozen=True)
+class MixedAcceptance:
+    """Requests of several kinds, each kind equally likely; a state redrawn is of any kind."""
+
+    parts: tuple[BetaAcceptance, ...]
+    """They differ in `mean` and `kappa` only: those shape states, the rest shapes blocks."""
+
+    def __post_init__(self) -> None:
+        shapes = {dataclasses.replace(part, mean=0.5, kappa=1.0) for part in self.parts}
+        require(len(shapes) == 1, "parts", self.parts, "alike but for mean and kappa")
+
+    @property
+    def num_drafts(self) -> int:
+        """γ"""
+        return self.parts[0].num_drafts
+
+    def new_states(self, rng: np.random.Generator, count: int) -> Vector:
+        """Draw a kind, then m, for each of `count` requests."""
+        drawn = np.stack([part.new_states(rng, count) for part in self.parts])
+        return drawn[rng.integers(0, len(self.parts), count), np.arange(count)]
+
+    def draw(self, rng: np.random.Generator, states: Vector) -> SimulatedBlocks:
+        """Draft a block of each request: a function of its m alone."""
+        return self.parts[0].draw(rng, states)
+
+    def expected_length(self) -> float:
+        """Return E[committed tokens per block] with all drafts verified."""
+        return float(np.mean([part.expected_length() for part in self.parts]))
 
 
 class TraceAcceptance:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from rich.console import Console
 
 from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError
@@ -21,7 +20,7 @@ from trtllm_dspark.evaluation.bench_inprocess import PLAIN, contender_name, make
 from trtllm_dspark.evaluation.bench_load import BenchLoad, closed_load, open_load
 from trtllm_dspark.evaluation.bench_report import render_bench, summarize_bench
 from trtllm_dspark.evaluation.bench_triton import make_server_contenders
-from trtllm_dspark.evaluation.progress import ProgressReport
+from trtllm_dspark.evaluation.progress import ProgressReport, make_console
 from trtllm_dspark.evaluation.prompts import parse_slice
 from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
 from trtllm_dspark.options import (
@@ -103,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.prompts:
         texts = [prompt.text for prompt in read_prompts(arguments.prompts, *arguments.slice)]
     report = run_bench(arguments, policies, texts)
-    console = Console()
+    console = make_console()
     for table in render_bench(report["rows"]):
         console.print(table)
     if arguments.pareto:

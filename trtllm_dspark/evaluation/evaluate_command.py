@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from trtllm_dspark.checkpoints import prepare_model
 from trtllm_dspark.checkpoints.tokenizer import load_tokenizer
@@ -25,6 +24,7 @@ from trtllm_dspark.evaluation.evaluation_run import (
     evaluate_drafter,
     evaluation_config,
 )
+from trtllm_dspark.evaluation.progress import make_console
 from trtllm_dspark.evaluation.prompts import EncodedPrompt, add_prompt_options, load_prompts
 from trtllm_dspark.options import add_system_options, configure_logging, system_config
 from trtllm_dspark.serving.demo_command import DEMO_MODEL, DEMO_MODEL_DIR
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from trtllm_dspark.evaluation.evaluation_plots import plot_evaluation
 
         plot_evaluation(report, Path(arguments.plot))
-    console = Console()
+    console = make_console()
     for evaluation in found:
         for table in render_evaluation(evaluation.report):
             console.print(table)

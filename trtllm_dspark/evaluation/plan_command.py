@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from trtllm_dspark.evaluation.progress import ProgressReport
+from trtllm_dspark.evaluation.progress import ProgressReport, make_console
 from trtllm_dspark.evaluation.roofline import Roofline
 from trtllm_dspark.evaluation.simulated_requests import Workload
 from trtllm_dspark.evaluation.simulation_setup import (
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     configure_logging(False)
     arguments.gpu = arguments.gpu or "h100"
-    console = Console()
+    console = make_console()
     rows, assumptions = find_candidates(arguments)
     best = [row for row in best_rows(rows, arguments.sla) if row is not None]
     console.print(render(best, arguments.sla))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of long runs: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long runs: a bar on a terminal, plain lines elsewhere; and where tables are shown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LINES = 20.0
+FILE_WIDTH = 160
+"""Columns of tables that go to a file or a pipe: no number is cut off there."""
+
+
+def make_console() -> Console:
+    """A console on stdout, as wide as the terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
 
 
 class ProgressReport:

@@ -12,12 +12,18 @@ import numpy as np
 
 from trtllm_dspark.evaluation.acceptance_models import (
     BetaAcceptance,
+    MixedAcceptance,
     fitted_model,
     model_for_length,
 )
 from trtllm_dspark.evaluation.long_run_optimum import LongRunOptimum
 from trtllm_dspark.evaluation.oracle_calibration import OracleEstimator
-from trtllm_dspark.evaluation.published_numbers import H20_NUM_DRAFTS, h20_table, published
+from trtllm_dspark.evaluation.published_numbers import (
+    H20_BATCHES,
+    H20_NUM_DRAFTS,
+    h20_table,
+    published,
+)
 from trtllm_dspark.evaluation.roofline import Roofline
 from trtllm_dspark.evaluation.simulated_requests import Workload
 from trtllm_dspark.evaluation.simulation import SimulatedSystem, Simulation
@@ -36,6 +42,10 @@ OLD_LENGTH = 3.05
 NUM_STEPS = 2000
 BUDGET_REQUESTS = 32
 BUDGET_SAMPLES = 400
+DSPARK_NUM_DRAFTS = 7
+"""The paper's block."""
+BUDGET_DIFFICULTY_STEPS = 16.0
+"""Steps to another text, on average: short, so that a few requests see all nine sets."""
 
 
 @cache
@@ -120,12 +130,29 @@ def accepted_by_survival(num_rows: int) -> float:
     return float(np.mean(found))
 
 
-@cache
-def dspark_budget(load: int) -> float:
-    """Tokens verified per request and step on an H20, acceptance of all nine Qwen3-8B sets."""
+def nine_sets() -> MixedAcceptance:
+    """Requests of all nine sets, accepted as by the DSpark paper's Qwen3-8B drafter (Table 1)."""
     rows = published("dspark_paper")["table1_acceptance_length_incl_bonus"]["Qwen3-8B"]["dspark"]
-    model = model_for_length(float(np.mean(rows)), 7)
-    table = Roofline("h20", "qwen3-8b", num_drafts=7).latency_table()
-    workload = Workload(load, output_tokens=LONG)
-    report = simulate_policy("adaptive", {}, table, model, workload, num_steps=100, warm_up=30)
+    return MixedAcceptance(tuple(model_for_length(length, DSPARK_NUM_DRAFTS) for length in rows))
+
+
+@cache
+def dspark_budget(load: int, policy: str = "prefix_async") -> float:
+    """Tokens verified per request and step, anchor included, on a roofline of one H20.
+
+    `prefix_async` is the scheduler of the paper's server. Few requests run more steps: each load
+    sees about as many passages.
+    """
+    table = Roofline("h20", "qwen3-8b", num_drafts=DSPARK_NUM_DRAFTS).latency_table()
+    workload = Workload(load, output_tokens=LONG, difficulty_steps=BUDGET_DIFFICULTY_STEPS)
+    num_steps = max(100, 4000 // load)
+    report = simulate_policy(
+        policy, {}, table, nine_sets(), workload, num_steps=num_steps, warm_up=30
+    )
     return 1.0 + report.verified_per_request
+
+
+def published_dcut_budget(batch: int) -> float:
+    """Tokens that D-Cut-B16 verified per request on one H20 (older page): keep ratio × 16."""
+    data = published("dcut_h20")
+    return float(data["keep_ratio_old_dcut_b16"][H20_BATCHES.index(batch)]) * (H20_NUM_DRAFTS + 1)

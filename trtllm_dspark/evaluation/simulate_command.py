@@ -9,11 +9,10 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from trtllm_dspark.errors import ConfigError
-from trtllm_dspark.evaluation.progress import ProgressReport
+from trtllm_dspark.evaluation.progress import ProgressReport, make_console
 from trtllm_dspark.evaluation.published_numbers import H20_BATCHES, h20_throughput, published
 from trtllm_dspark.evaluation.reproduction_tables import NAMES, reproduce
 from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Sweep, write, show."""
     arguments = build_parser().parse_args(argv)
     configure_logging(False)
-    console = Console()
+    console = make_console()
     for name in arguments.reproduce or ():
         console.print(reproduce(name))
     if arguments.reproduce:

@@ -29,8 +29,8 @@ from trtllm_dspark.scheduling.survival import SurvivalEstimator
 def add_roofline_options(parser: argparse.ArgumentParser) -> None:
     """Options that describe a machine nobody has measured."""
     group = parser.add_argument_group("roofline")
-    group.add_argument("--gpu", choices=sorted(GPUS), default=None)
-    group.add_argument("--model", choices=sorted(MODELS), default="qwen3-8b")
+    group.add_argument("--gpu", type=str.lower, choices=sorted(GPUS), help="H100 or h100 alike")
+    group.add_argument("--model", type=str.lower, choices=sorted(MODELS), default="qwen3-8b")
     group.add_argument("--precision", choices=sorted(PRECISION_BYTES), default="bf16")
     group.add_argument("--tp", type=int, default=1, help="tensor parallelism (default: 1)")
     group.add_argument("--context", type=int, default=2048, help="tokens held by each request")

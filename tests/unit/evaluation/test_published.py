@@ -23,8 +23,10 @@ from trtllm_dspark.evaluation.reproduction import (
     accepted_by_survival,
     dspark_budget,
     full_verification_tokens_per_s,
+    nine_sets,
     noisy_tokens_per_s,
     optimum_tokens_per_s,
+    published_dcut_budget,
 )
 from trtllm_dspark.evaluation.reproduction import simulate_h20 as h20
 from trtllm_dspark.evaluation.roofline import Roofline
@@ -112,14 +114,33 @@ def test_the_roofline_of_an_h20_is_near_the_published_costs() -> None:
             assert ours == pytest.approx(theirs, rel=0.2)
 
 
-def test_the_budget_shrinks_smoothly_with_load_through_the_published_4_to_6() -> None:
-    """The paper names no load for its 4–6 and another model and machine: only the shape is held."""
+LOADS = (4, 8, 16, 32, 64, 128)
+
+
+def test_dsparks_budget_shrinks_smoothly_and_is_the_published_4_to_6_from_8_requests_on() -> None:
+    """The paper names no load and serves another model on other machines.
+
+    At 4 requests verifying costs next to nothing here: the budget is above 6, as D-Cut's measured
+    one is.
+    """
     low, high = published("dspark_paper")["serving"]["verify_tokens_per_request_light_load"]
-    found = [dspark_budget(load) for load in (4, 8, 16, 32, 64, 128)]
-    assert all(b < a + 0.1 for a, b in itertools.pairwise(found)), found
-    assert found[0] > high - 0.2 and found[-1] < low
-    assert all(low - 0.1 <= f <= high + 0.1 for f in found[1:3]), found
-    assert found[-1] < 0.5 * found[0]
+    found = [dspark_budget(load) for load in LOADS]
+    assert all(0 < a - b < 1 for a, b in itertools.pairwise(found)), found
+    assert all(low - 0.1 <= budget <= high for budget in found[1:]), found
+    assert high < found[0] < published_dcut_budget(4) < 7.5
+
+
+def test_adaptive_shrinks_its_budget_below_dsparks_as_it_stops_to_draft() -> None:
+    found = [dspark_budget(load, "adaptive") for load in LOADS]
+    assert all(b < a for a, b in itertools.pairwise(found)), found
+    assert found[0] < published_dcut_budget(4) and found[-1] < 0.5 * dspark_budget(LOADS[-1])
+
+
+def test_the_nine_sets_are_as_long_as_published_and_differ_between_requests() -> None:
+    rows = published("dspark_paper")["table1_acceptance_length_incl_bonus"]["Qwen3-8B"]["dspark"]
+    lengths = [part.expected_length() for part in nine_sets().parts]
+    assert lengths == pytest.approx(rows, abs=1e-2) and len(lengths) == 9
+    assert nine_sets().expected_length() == pytest.approx(np.mean(rows), abs=1e-2)
 
 
 def test_the_command_prints_published_tables_beside_ours(
@@ -161,6 +182,6 @@ def test_the_noisy_confidences_are_as_poor_as_published_ones() -> None:
     assert survivals[:, 0].mean() > (blocks.accepted_lens >= 1).mean()
 
 
-@pytest.mark.parametrize("batch", [8, 32, 64])
+@pytest.mark.parametrize("batch", H20_BATCHES)
 def test_online_calibration_is_worth_98_percent_of_an_oracles(batch: int) -> None:
     assert noisy_tokens_per_s(batch, "online") >= 0.98 * noisy_tokens_per_s(batch, "oracle")

@@ -14,6 +14,7 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation import plan_command, simulate_command
 from trtllm_dspark.evaluation.acceptance_models import (
     BetaAcceptance,
+    MixedAcceptance,
     TraceAcceptance,
     fitted_model,
     model_for_length,
@@ -139,6 +140,19 @@ def test_a_model_is_found_for_an_acceptance_length() -> None:
         model_for_length(9.0, 7)
 
 
+def test_a_mixture_draws_every_kind_equally_often_and_is_as_long_as_its_parts() -> None:
+    parts = tuple(BetaAcceptance(mean, 1e6, num_drafts=3) for mean in (0.2, 0.5, 0.9))
+    model, rng = MixedAcceptance(parts), np.random.default_rng(0)
+    states = model.new_states(rng, 6000)
+    shares = [(abs(states - part.mean) < 0.01).mean() for part in parts]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.03)
+    length = 1 + model.draw(rng, states).accepted_lens.mean()
+    assert length == pytest.approx(model.expected_length(), abs=0.05)
+    assert model.num_drafts == 3
+    with pytest.raises(ConfigError, match="alike but for mean and kappa"):
+        MixedAcceptance((parts[0], BetaAcceptance(0.5, num_drafts=4)))
+
+
 def test_a_trace_gives_back_its_own_blocks_by_prompt(tmp_path: Path) -> None:
     logits = np.arange(12, dtype=np.float32).reshape(6, 2)
     path = tmp_path / "trace.npz"
@@ -207,6 +221,7 @@ def test_simulate_writes_json_and_resumes_only_its_own_sweep(
     printed = capsys.readouterr()
     assert "eagle3" in printed.out and "mtp" in printed.out  # published, beside ours
     assert "γ = 15" in printed.out and "simulating: 1/1 fixed at 8" in printed.err
+    assert "drafted steps" in printed.out  # the last column: a file is not cut off at 80
 
 
 def test_an_estimated_gpu_holds_back_requests_whose_kv_do_not_fit(tmp_path: Path) -> None:
@@ -227,6 +242,14 @@ def test_simulate_refuses_unknown_policies_and_two_sources_of_costs() -> None:
         simulate_command.main(["--policies", "nope"])
     with pytest.raises(ConfigError, match="one of them"):
         simulate_command.main(["--table", "x.json", "--gpu", "h100"])
+
+
+def test_names_of_gpus_and_models_are_taken_in_either_case(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = ["--gammas", "3", "--steps", "2", "--concurrency", "8"]
+    assert plan_command.main(["--gpu", "H100", "--model", "Qwen3-8B", "--sla", "5", *common]) == 0
+    assert "1 × h100" in capsys.readouterr().out
 
 
 def test_plan_answers_with_a_load_that_meets_the_target_and_says_what_it_assumed(
