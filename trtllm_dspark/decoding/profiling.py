@@ -23,7 +23,13 @@ from trtllm_dspark.decoding.drafters.protocol import CommittedRows, Drafter
 from trtllm_dspark.decoding.packing import pack_step
 from trtllm_dspark.decoding.rounds import accept_sampling
 from trtllm_dspark.decoding.sequence import Sequence as Request
-from trtllm_dspark.engines.protocol import Engine, RoundEngine, RoundStep, TargetOutput
+from trtllm_dspark.engines.protocol import (
+    Engine,
+    QueueingEngine,
+    RoundEngine,
+    RoundStep,
+    TargetOutput,
+)
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.measurement import (
@@ -101,7 +107,9 @@ class StepProfiler:
 
     def _wait(self) -> None:
         """Wait for rows that were queued and that nothing reads."""
-        if self.engine.info.device != "cpu":
+        if isinstance(self.engine, QueueingEngine):
+            self.engine.synchronize()
+        elif self.engine.info.device != "cpu":
             torch.cuda.synchronize(self.engine.info.device)
 
     def _time_round(

@@ -47,12 +47,15 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def fingerprint(parts: dict[str, Any], device: str) -> str:
-    """Digest of all a latency depends on: checkpoint, precision, grid, versions, device."""
+def fingerprint(parts: dict[str, Any], device: str, *, description: str | None = None) -> str:
+    """Digest of all a latency depends on: checkpoint, precision, grid, versions, device.
+
+    `description`: of the device, where torch need not be asked.
+    """
     facts = {
         "version": __version__,
         "torch": torch.__version__,
-        "device": describe_device(device),
+        "device": describe_device(device) if description is None else description,
         **parts,
     }
     text = json.dumps(facts, sort_keys=True, default=str)

@@ -24,15 +24,15 @@ from trtllm_dspark.engines.protocol import (
     TargetStep,
 )
 from trtllm_dspark.engines.round_graphs import RoundGraphs
-from trtllm_dspark.engines.step_limits import StepLimits
-from trtllm_dspark.engines.target_graphs import TargetGraphs
-from trtllm_dspark.engines.torch_engine import (
-    TorchEngine,
+from trtllm_dspark.engines.step_checks import (
     check_drafter_step,
     check_pages,
     check_round_step,
     check_target_step,
 )
+from trtllm_dspark.engines.step_limits import StepLimits
+from trtllm_dspark.engines.target_graphs import TargetGraphs
+from trtllm_dspark.engines.torch_engine import TorchEngine
 from trtllm_dspark.engines.torch_graphs import Capture, choose_capture
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel

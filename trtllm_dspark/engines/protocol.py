@@ -197,3 +197,12 @@ class RoundEngine(Protocol):
     def start_round(self, step: RoundStep) -> PendingRound:
         """Launch a round and return at once; one round at a time."""
         ...
+
+
+@runtime_checkable
+class QueueingEngine(Protocol):
+    """An engine whose work is queued on a stream that torch does not know."""
+
+    def synchronize(self) -> None:
+        """Wait for everything that was queued."""
+        ...

@@ -9,23 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
 
 from trtllm_dspark.engines.build_profiles import Profile
 from trtllm_dspark.engines.graph_names import pages_in, pages_out
+from trtllm_dspark.engines.tensorrt_engine_memory import ALIGNMENT, element_type, round_up
 from trtllm_dspark.errors import EngineError
 
-ALIGNMENT = 256
-"""Bytes; what TensorRT asks of every address."""
-DTYPES = {
-    "FLOAT": torch.float32,
-    "HALF": torch.float16,
-    "BF16": torch.bfloat16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-}
-"""TensorRT's names of the types our graphs use."""
 _ROWS_OF = {
     "logits": "logit_rows",
     "taps": "token_ids",
@@ -49,14 +41,9 @@ class TensorSpec:
     is_input: bool
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The type of its buffer."""
-        if self.dtype not in DTYPES:
-            raise EngineError(
-                f"tensor {self.name!r} has the type {self.dtype}; known are {sorted(DTYPES)}: "
-                "build the engine again with this version"
-            )
-        return DTYPES[self.dtype]
+    def element(self) -> np.dtype[Any]:
+        """How the host holds one element."""
+        return element_type(self.dtype, self.name)
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ class StagedInput:
 
     offset: int
     capacity_bytes: int
-    dtype: torch.dtype
+    element: np.dtype[Any]
 
 
 def largest_shape(spec: TensorSpec, profiles: Sequence[Profile]) -> tuple[int, ...]:
@@ -92,9 +79,8 @@ def plan_staging(
     for spec in specs:
         if not spec.is_input or spec.name in skipped:
             continue
-        dtype = spec.torch_dtype
-        size = math.prod(largest_shape(spec, profiles)) * dtype.itemsize
-        staged[spec.name] = StagedInput(offset, size, dtype)
+        size = math.prod(largest_shape(spec, profiles)) * spec.element.itemsize
+        staged[spec.name] = StagedInput(offset, size, spec.element)
         offset += round_up(size)
     return staged
 
@@ -104,9 +90,22 @@ def staging_bytes(staged: Mapping[str, StagedInput]) -> int:
     return max((s.offset + round_up(s.capacity_bytes) for s in staged.values()), default=ALIGNMENT)
 
 
-def round_up(num_bytes: int) -> int:
-    """To the next aligned size."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+def write_inputs(
+    block: np.ndarray, arrays: Mapping[str, np.ndarray], staged: Mapping[str, StagedInput]
+) -> int:
+    """Put arrays where the staging block [bytes] has their places; bytes up to the last one's end.
+
+    Arrays that the engine does not take are left out (with plugins there is no query_offsets).
+    """
+    end = 0
+    for name, values in arrays.items():
+        place = staged.get(name)
+        if place is None:
+            continue
+        data = np.ascontiguousarray(values, place.element).reshape(-1).view(np.uint8)
+        block[place.offset : place.offset + data.nbytes] = data
+        end = max(end, place.offset + data.nbytes)
+    return end
 
 
 def page_specs(specs: Sequence[TensorSpec], num_pages: int) -> list[TensorSpec]:

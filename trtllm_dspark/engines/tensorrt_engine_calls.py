@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from trtllm_dspark.engines.build_profiles import Profile
 from trtllm_dspark.engines.graph_names import pages_out
@@ -25,9 +25,11 @@ from trtllm_dspark.engines.tensorrt_engine_buffers import (
     plan_staging,
     pool_of,
     staging_bytes,
+    write_inputs,
 )
 from trtllm_dspark.engines.tensorrt_engine_device import Device
 from trtllm_dspark.engines.tensorrt_engine_inputs import Arrays, GraphKey
+from trtllm_dspark.engines.tensorrt_engine_memory import DeviceArray
 from trtllm_dspark.engines.tensorrt_engine_session import EngineSession
 from trtllm_dspark.errors import EngineError
 
@@ -53,20 +55,20 @@ class EngineCalls:
         device: Device,
         profiles: Sequence[Profile],
         num_pages: int,
-        keep_alive: Sequence[torch.Tensor] = (),
+        keep_alive: Sequence[DeviceArray] = (),
     ) -> None:
         self._sessions, self._device, self._keep_alive = sessions, device, keep_alive
         specs = sessions[0].specs
         pages = page_specs(specs, num_pages)
         self.in_place = is_in_place(sessions[0].aliases(), len(pages))
         self._pools = [
-            {p.name: device.zeros(p.shape, p.torch_dtype) for p in pages}
+            {p.name: device.zeros(p.shape, p.dtype) for p in pages}
             for _ in range(1 if self.in_place else 2)
         ]
         self._staged = plan_staging(specs, profiles, [p.name for p in pages])
         size = (staging_bytes(self._staged),)
-        self._host = device.host_zeros(size, torch.uint8)
-        self._inputs = device.zeros(size, torch.uint8)
+        self._host: np.ndarray = device.host_zeros(size, "UINT8")
+        self._inputs = device.zeros(size, "UINT8")
         self._copied = device.make_event()
         device.record(self._copied)
         self.buffers = self._allocate_buffers(specs, profiles)
@@ -76,11 +78,11 @@ class EngineCalls:
 
     def _allocate_buffers(
         self, specs: Sequence[TensorSpec], profiles: Sequence[Profile]
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, DeviceArray]:
         layers = range(len(self._pools[0]))
         skipped = {*self._staged, *self._pools[0], *(pages_out(i) for i in layers)}
         return {
-            spec.name: self._device.zeros(largest_shape(spec, profiles), spec.torch_dtype)
+            spec.name: self._device.zeros(largest_shape(spec, profiles), spec.dtype)
             for spec in specs
             if spec.name not in skipped
         }
@@ -109,15 +111,8 @@ class EngineCalls:
     def _stage(self, arrays: Arrays) -> None:
         """One copy of all host inputs; the block is written only after the last copy is over."""
         self._device.wait(self._copied)
-        block, end = self._host.numpy(), 0
-        for name, values in arrays.items():
-            place = self._staged.get(name)
-            if place is None:  # with plugins the graph has no query_offsets
-                continue
-            data = torch.from_numpy(values).to(place.dtype).contiguous().view(torch.uint8).numpy()
-            block[place.offset : place.offset + data.nbytes] = data.reshape(-1)
-            end = max(end, place.offset + data.nbytes)
-        self._device.copy(self._inputs, self._host, end)
+        num_bytes = write_inputs(self._host, arrays, self._staged)
+        self._device.copy(self._inputs.address, self._host.ctypes.data, num_bytes)
         self._device.record(self._copied)
 
     def _prepare(self, key: GraphKey, arrays: Arrays, pools: tuple[int, int]) -> _Prepared:
@@ -134,17 +129,17 @@ class EngineCalls:
 
     def _shapes(self, key: GraphKey, arrays: Arrays) -> dict[str, tuple[int, ...]]:
         shapes = {name: values.shape for name, values in arrays.items()}
-        shapes.update({name: tuple(page.shape) for name, page in self._pools[0].items()})
+        shapes.update({name: page.shape for name, page in self._pools[0].items()})
         for name in DEVICE_INPUTS:
             if name in self.buffers:
                 shapes[name] = (key.context_rows, *self.buffers[name].shape[1:])
         return shapes
 
     def _addresses(self, pools: tuple[int, int]) -> dict[str, int]:
-        start = self._inputs.data_ptr()
+        start = self._inputs.address
         found = {name: start + place.offset for name, place in self._staged.items()}
-        found.update({name: buffer.data_ptr() for name, buffer in self.buffers.items()})
+        found.update({name: buffer.address for name, buffer in self.buffers.items()})
         for layer, (name, page) in enumerate(self._pools[pools[0]].items()):
-            found[name] = page.data_ptr()
-            found[pages_out(layer)] = self._pools[pools[1]][name].data_ptr()
+            found[name] = page.address
+            found[pages_out(layer)] = self._pools[pools[1]][name].address
         return found

@@ -1,74 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One GPU: memory from torch; stream, copies, events and CUDA graphs through cuda-python.
+"""One GPU through cuda-python: memory, a stream, copies, events and CUDA graphs. No torch.
 
-Knows no engine. All work of an engine goes to its one stream; `torch_stream` is where the caller's
-own torch operations run, and `enter`/`leave` order the two.
+Knows no engine. All work of an engine goes to its one stream; `follow` and `lead` order it with
+somebody else's stream.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import numpy as np
 
+from trtllm_dspark.engines.tensorrt_engine_memory import Block, DeviceArray, Free, host_view
+from trtllm_dspark.engines.tensorrt_gpu import find_gpu, import_cuda, num_gpus
 from trtllm_dspark.errors import EngineError
 
 
-def import_cuda() -> Any:
-    """cuda-python's runtime API; EngineError with what to install where it is missing."""
-    try:
-        return importlib.import_module("cuda.bindings.runtime")
-    except ImportError as error:
-        raise EngineError(
-            f"running TensorRT engines needs cuda-bindings ({error}): install the extra rtx or "
-            "tensorrt"
-        ) from error
-
-
 def require_gpu() -> None:
-    """EngineError where there is no GPU that torch can reach."""
-    if not torch.cuda.is_available():
+    """EngineError where there is no GPU that CUDA's runtime can reach."""
+    if not num_gpus(import_cuda()):
         raise EngineError(
-            "a TensorRT engine needs an NVIDIA GPU (and a torch built with CUDA) to run, none was "
-            "found: serve the model directory instead, or build with --backend torch"
+            "a TensorRT engine needs an NVIDIA GPU and its driver to run, none was found: serve "
+            "the model directory instead, or build with --backend torch"
         )
 
 
 def open_device(name: str) -> Device:
     """The GPU of a device name like cuda or cuda:1; EngineError where there is none."""
     require_gpu()
-    device = torch.device("cuda" if name == "cpu" else name)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return Device(
-        import_cuda(),
-        torch.device("cuda", index),
-        lambda: int(torch.cuda.current_stream(index).cuda_stream),
-    )
+    cuda = import_cuda()
+    return Device(cuda, find_gpu(name, num_gpus(cuda)))
 
 
 class Device:
     """A stream on one device, and what runs on it."""
 
-    def __init__(self, cuda: Any, device: torch.device, torch_stream: Callable[[], int]) -> None:
-        self._cuda, self.device, self._torch_stream = cuda, device, torch_stream
-        self._call("cudaSetDevice", device.index or 0)
+    def __init__(self, cuda: Any, index: int = 0) -> None:
+        self._cuda, self.index, self.name = cuda, index, f"cuda:{index}"
+        self.activate()
         self._stream = self._call("cudaStreamCreateWithFlags", cuda.cudaStreamNonBlocking)
-        self._entered, self._left = self.make_event(), self.make_event()
+        self._followed, self._led = self.make_event(), self.make_event()
 
     @property
     def stream(self) -> int:
         """Handle of the engines' stream."""
         return int(self._stream)
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Device memory; the caller keeps it alive."""
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+    def activate(self) -> None:
+        """Make this the calling thread's device; every thread starts out on device 0."""
+        self._call("cudaSetDevice", self.index)
 
-    def host_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Device memory, cleared on the stream; it lives as long as somebody holds the array."""
+        wanted = DeviceArray(0, shape, dtype)
+        num_bytes = max(wanted.num_bytes, 1)
+        address = self._allocate("cudaMalloc", num_bytes)
+        block = Block(address, self._freeing("cudaFree"))
+        self._call("cudaMemsetAsync", address, 0, num_bytes, self._stream)
+        return DeviceArray(address, shape, dtype, block)
+
+    def host_zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Host memory that the device can copy from and to while the host goes on."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        num_bytes = max(DeviceArray(0, shape, dtype).num_bytes, 1)
+        address = self._allocate("cudaHostAlloc", num_bytes, self._cuda.cudaHostAllocDefault)
+        array = host_view(address, shape, dtype, self._freeing("cudaFreeHost"))
+        array[...] = 0
+        return array
 
     def make_event(self) -> Any:
         """An event without timing."""
@@ -82,21 +80,20 @@ class Device:
         """Block the host until the event's point has been reached."""
         self._call("cudaEventSynchronize", event)
 
-    def enter(self) -> None:
-        """Let the stream wait for what torch has been asked to do so far."""
-        self._call("cudaEventRecord", self._entered, self._torch_stream())
-        self._call("cudaStreamWaitEvent", self._stream, self._entered, 0)
+    def follow(self, stream: int) -> None:
+        """Let this stream wait for what another has been asked to do so far."""
+        self._call("cudaEventRecord", self._followed, stream)
+        self._call("cudaStreamWaitEvent", self._stream, self._followed, 0)
 
-    def leave(self) -> None:
-        """Let torch's stream wait for what this stream has been asked to do so far."""
-        self._call("cudaEventRecord", self._left, self._stream)
-        self._call("cudaStreamWaitEvent", self._torch_stream(), self._left, 0)
+    def lead(self, stream: int) -> None:
+        """Let another stream wait for what this one has been asked to do so far."""
+        self._call("cudaEventRecord", self._led, self._stream)
+        self._call("cudaStreamWaitEvent", stream, self._led, 0)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, num_bytes: int) -> None:
-        """Copy the first bytes of one contiguous tensor to another, on the stream."""
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Copy between two addresses, device or pinned host, on the stream."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDefault
-        addresses = target.data_ptr(), source.data_ptr()
-        self._call("cudaMemcpyAsync", *addresses, num_bytes, kind, self._stream)
+        self._call("cudaMemcpyAsync", target, source, num_bytes, kind, self._stream)
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
         """What `enqueue` asks of the stream, as a graph that can be launched; nothing runs."""
@@ -118,9 +115,23 @@ class Device:
         """Block the host until the stream has done everything."""
         self._call("cudaStreamSynchronize", self._stream)
 
+    def _allocate(self, name: str, num_bytes: int, *flags: int) -> int:
+        try:
+            return int(self._call(name, num_bytes, *flags))
+        except EngineError as error:
+            raise EngineError(
+                f"{error} for {num_bytes} bytes: build with fewer pages (--num-pages), or leave "
+                "more memory free"
+            ) from error
+
+    def _freeing(self, name: str) -> Free:
+        """A call that gives memory back (CUDA waits for work that uses it); errors are past use."""
+        release = getattr(self._cuda, name)
+        return lambda address: (release(address), None)[1]
+
     def _call(self, name: str, *arguments: Any) -> Any:
         """One runtime call; its value, or EngineError with CUDA's name of the error."""
         error, *values = getattr(self._cuda, name)(*arguments)
         if error != self._cuda.cudaError_t.cudaSuccess:
-            raise EngineError(f"{name} failed on {self.device}: {error.name}")
+            raise EngineError(f"{name} failed on {self.name}: {error.name}")
         return values[0] if values else None

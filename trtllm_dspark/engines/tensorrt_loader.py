@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trtllm_dspark.engines.build_profiles import Profile, drafter_profiles, target_profiles
 from trtllm_dspark.engines.build_tensorrt import import_backend
 from trtllm_dspark.engines.engine_dir import EngineDirectory, EngineFacts
-from trtllm_dspark.engines.fingerprint import describe_device, fingerprint
+from trtllm_dspark.engines.fingerprint import fingerprint
 from trtllm_dspark.engines.tensorrt_engine import TensorRTEngine
 from trtllm_dspark.engines.tensorrt_engine_calls import EngineCalls
 from trtllm_dspark.engines.tensorrt_engine_device import Device, open_device
+from trtllm_dspark.engines.tensorrt_engine_exchange import Exchange, make_exchange
+from trtllm_dspark.engines.tensorrt_engine_memory import DeviceArray
 from trtllm_dspark.engines.tensorrt_engine_session import EngineSession
-from trtllm_dspark.engines.tensorrt_gpu import register_plugins
+from trtllm_dspark.engines.tensorrt_gpu import Gpu, describe_gpu, import_cuda, register_plugins
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.types import EngineInfo
 
@@ -31,9 +31,7 @@ class Machine:
     """What this machine has to run an engine with."""
 
     backend_version: str
-    compute_capability: str
-    """Like 8.9."""
-    gpu_name: str = ""
+    gpu: Gpu
 
 
 def check_machine(facts: EngineFacts, machine: Machine) -> None:
@@ -45,24 +43,18 @@ def check_machine(facts: EngineFacts, machine: Machine) -> None:
             "or build again"
         )
     built_for = facts.compute_capabilities
-    if machine.compute_capability not in built_for:
+    gpu = machine.gpu
+    if gpu.compute_capability not in built_for:
         raise EngineError(
             f"the engines were built for compute capability {', '.join(built_for)}, this GPU "
-            f"({machine.gpu_name}) has {machine.compute_capability}: build again with "
-            f"--compute-capability {machine.compute_capability}"
+            f"({gpu.name}) has {gpu.compute_capability}: build again with "
+            f"--compute-capability {gpu.compute_capability}"
         )
-    if facts.gpu_name and facts.gpu_name != machine.gpu_name:
+    if facts.gpu_name and facts.gpu_name != gpu.name:
         raise EngineError(
-            f"the engines were built on {facts.gpu_name!r} and this GPU is {machine.gpu_name!r}: "
+            f"the engines were built on {facts.gpu_name!r} and this GPU is {gpu.name!r}: "
             "TensorRT engines are locked to the GPU model; build again here"
         )
-
-
-def describe_machine(trt: Any, device: Device) -> Machine:
-    """The facts of the GPU behind a device."""
-    major, minor = torch.cuda.get_device_capability(device.device)
-    name = torch.cuda.get_device_name(device.device)
-    return Machine(str(trt.__version__), f"{major}.{minor}", name)
 
 
 def load_tensorrt_engine(
@@ -79,17 +71,29 @@ def load_tensorrt_engine(
     facts = directory.facts
     device = open_device(device_name)
     trt = import_backend(facts.backend)
-    check_machine(facts, describe_machine(trt, device))
+    machine = Machine(str(trt.__version__), describe_gpu(import_cuda(), device.index))
+    check_machine(facts, machine)
     if facts.plugins:  # their creators live in the process-wide registry from now on
         register_plugins()
-    logger.info("loading %s on %s", directory.path, device.device)
-    return assemble_engine(directory, trt, device, use_drafter=use_drafter, num_drafts=num_drafts)
+    exchange = make_exchange(device)
+    logger.info("loading %s on %s (results: %s)", directory.path, device.name, exchange.name)
+    return assemble_engine(
+        directory,
+        trt,
+        device,
+        exchange,
+        machine,
+        use_drafter=use_drafter,
+        num_drafts=num_drafts,
+    )
 
 
 def assemble_engine(
     directory: EngineDirectory,
     trt: Any,
     device: Device,
+    exchange: Exchange,
+    machine: Machine,
     *,
     use_drafter: bool = True,
     num_drafts: int | None = None,
@@ -105,20 +109,24 @@ def assemble_engine(
         files = facts.drafter_files()
         drafter = _open_calls(trt, device, directory.path, files, profiles, facts)
     gamma = limits.num_drafts if num_drafts is None else num_drafts
-    return TensorRTEngine(
-        engine_info(directory, target, device, num_drafts=gamma),
-        limits,
-        device,
-        target,
-        drafter,
-    )
+    info = engine_info(directory, target, device.name, gamma, machine, exchange.name)
+    return TensorRTEngine(info, limits, device, exchange, target, drafter)
 
 
 def engine_info(
-    directory: EngineDirectory, target: EngineCalls, device: Device, *, num_drafts: int
+    directory: EngineDirectory,
+    target: EngineCalls,
+    device_name: str,
+    num_drafts: int,
+    machine: Machine,
+    results: str,
 ) -> EngineInfo:
-    """What the loop must know; the fingerprint is of this directory on this machine."""
-    facts, limits, name = directory.facts, directory.facts.limits, str(device.device)
+    """What the loop must know; the fingerprint is of this directory on this machine.
+
+    `results`: the exchange's name.
+    """
+    facts, limits = directory.facts, directory.facts.limits
+    parts = {"engine": facts.fingerprint, "num_drafts": num_drafts, "results": results}
     return EngineInfo(
         vocab_size=int(target.spec("logits").shape[1]),
         max_num_requests=limits.max_num_requests,
@@ -127,9 +135,14 @@ def engine_info(
         num_pages=limits.num_pages,
         rungs=limits.rungs,
         num_drafts=num_drafts,
-        fingerprint=fingerprint({"engine": facts.fingerprint, "num_drafts": num_drafts}, name),
-        device=name,
-        extra={"dtype": facts.dtype, "machine": describe_device(name), "backend": facts.backend},
+        fingerprint=fingerprint(parts, device_name, description=str(machine.gpu)),
+        device=device_name,
+        extra={
+            "dtype": facts.dtype,
+            "machine": str(machine.gpu),
+            "backend": facts.backend,
+            "results": results,
+        },
     )
 
 
@@ -141,11 +154,11 @@ def _open_calls(
     profiles: Sequence[Profile],
     facts: EngineFacts,
 ) -> EngineCalls:
-    scratch: list[torch.Tensor] = []
+    scratch: list[DeviceArray] = []
 
     def allocate(num_bytes: int) -> int:
-        scratch.append(device.zeros((num_bytes,), torch.uint8))
-        return scratch[-1].data_ptr()
+        scratch.append(device.zeros((num_bytes,), "UINT8"))
+        return scratch[-1].address
 
     sessions = [EngineSession(trt, path / name, device.stream, allocate) for name in files]
     calls = EngineCalls(sessions, device, profiles, facts.limits.num_pages, scratch)

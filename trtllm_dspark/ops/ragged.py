@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from trtllm_dspark.types import SCRATCH_PAGE, IntArray
 
 if TYPE_CHECKING:
+    import torch
+
     from trtllm_dspark.ops.attention import AttentionPlan
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from trtllm_dspark.engines.protocol import ContextAppend, RoundOutput, RoundStep, TargetStep
-from trtllm_dspark.engines.torch_engine import TorchEngine, check_round_step
+from trtllm_dspark.engines.step_checks import check_round_step
+from trtllm_dspark.engines.torch_engine import TorchEngine
 from trtllm_dspark.ops.accept_drafts import accept_drafts
 from trtllm_dspark.ops.filter_probs import filter_thresholds, inverse_temperatures
 from trtllm_dspark.ops.select_drafts import Selection, select_drafts

@@ -3,8 +3,9 @@
 
 Nothing asked of a stream happens before somebody waits for it, and graphs replay the addresses and
 shapes they were captured with. So a missing wait, a moved buffer or a wrong shape gives wrong
-numbers, and a call that cuda-python or the bindings do not have fails. An "engine file" holds the
-path of an exported graph and, where it has one profile only, "#" and which of them.
+numbers, and a call that cuda-python or the bindings do not have fails. Fresh memory holds NaN, its
+bounds are checked, and a thread must choose its device first. An "engine file" holds the path of an
+exported graph and, where it has one profile only, "#" and which of them.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from __future__ import annotations
 import ctypes
 import inspect
 import itertools
+import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.unit.engines.recording_double import Recorder
 from trtllm_dspark.engines.build_profiles import Profile
 
 TORCH_STREAM = 0
 """Host tensors: what torch does happens at once."""
+ALIGNMENT = 256
 Work = Callable[[], None]
 
 
@@ -37,6 +41,9 @@ class HostCuda:
         self._captured: list[Work] | None = None
         self._works: dict[int, list[Work]] = {}
         self._handles = itertools.count(1000)
+        self._threads: set[int] = set()
+        self.memory: dict[str, dict[int, Any]] = {"device": {}, "host": {}}
+        """Allocations that were not given back, by address."""
         self._has_driver = real.cudaGetDeviceCount()[0] == real.cudaError_t.cudaSuccess
 
     def __getattr__(self, name: str) -> Any:
@@ -49,6 +56,8 @@ class HostCuda:
 
         def call(*arguments: Any) -> tuple[Any, ...]:
             inspect.signature(real).bind(*arguments)
+            if threading.get_ident() not in self._threads and name != "cudaSetDevice":
+                raise AssertionError(f"{name} on a thread that has not chosen its device")
             if not self._has_driver:
                 real(*arguments)  # refuses wrong types, then fails for want of a driver
             self.calls.append(name)
@@ -75,8 +84,36 @@ class HostCuda:
             elif entry == until:
                 return
 
+    def allocate(self, where: str, size: int) -> int:
+        """Aligned memory full of NaN (or −1)."""
+        buffer = (ctypes.c_uint8 * (size + ALIGNMENT))()
+        address = -(-ctypes.addressof(buffer) // ALIGNMENT) * ALIGNMENT
+        ctypes.memset(address, 0xFF, size)
+        self.memory[where][address] = (buffer, size)
+        return address
+
+    def free(self, where: str, address: int) -> None:
+        """Like CUDA: work that uses the memory is finished first."""
+        self.drain()
+        del self.memory[where][address]
+
+    def find(self, address: int, count: int) -> str | None:
+        """Where a range lies, None if it is torch's memory; a range that runs over fails."""
+        for where, blocks in self.memory.items():
+            for start, (_, size) in blocks.items():
+                if start <= address < start + size:
+                    assert address + count <= start + size, f"{count} bytes run over {size}"
+                    return where
+        return None
+
     def _memcpy(self, target: int, source: int, count: int, kind: Any, stream: Any) -> None:
+        assert self.find(target, count) is not None
+        self.find(source, count)
         self.submit(lambda: ctypes.memmove(target, source, count) and None)
+
+    def _memset(self, target: int, value: int, count: int, stream: Any) -> None:
+        assert self.find(target, count) == "device"
+        self.submit(lambda: ctypes.memset(target, value, count) and None)
 
     def _record(self, event: Any, stream: Any) -> None:
         if int(stream) != TORCH_STREAM:
@@ -106,7 +143,12 @@ class HostCuda:
 
 
 _ACTIONS: dict[str, Callable[..., Any]] = {
-    "cudaSetDevice": lambda cuda, index: None,
+    "cudaSetDevice": lambda cuda, index: cuda._threads.add(threading.get_ident()),
+    "cudaMalloc": lambda cuda, size: cuda.allocate("device", size),
+    "cudaFree": lambda cuda, address: cuda.free("device", address),
+    "cudaHostAlloc": lambda cuda, size, flags: cuda.allocate("host", size),
+    "cudaFreeHost": lambda cuda, address: cuda.free("host", address),
+    "cudaMemsetAsync": HostCuda._memset,
     "cudaStreamCreateWithFlags": lambda cuda, flags: cuda.new("cudaStream_t"),
     "cudaEventCreateWithFlags": lambda cuda, flags: cuda.new("cudaEvent_t"),
     "cudaMemcpyAsync": HostCuda._memcpy,
@@ -209,7 +251,7 @@ def _make_context(
 
     def execute(stream: int) -> bool:
         known_shapes, known_addresses = dict(shapes), dict(addresses)
-        cuda.submit(lambda: _run(session, known_shapes, known_addresses))
+        cuda.submit(lambda: _run(cuda, session, known_shapes, known_addresses))
         return True
 
     answers = {
@@ -222,15 +264,27 @@ def _make_context(
     return Recorder(bindings.IExecutionContext, answers, calls)
 
 
-def _run(session: Any, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
-    """Read inputs where they are bound, write outputs where they are bound."""
-    feed = {
-        value.name: _memory(addresses[value.name], shapes[value.name], _NUMPY[value.type]).copy()
-        for value in session.get_inputs()
-    }
+def _run(
+    cuda: HostCuda, session: Any, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]
+) -> None:
+    """Read inputs where they are bound, write outputs where they are bound: on the device."""
+
+    def bound(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+        found = _memory(addresses[value.name], shape, _NUMPY[value.type])
+        assert cuda.find(addresses[value.name], found.nbytes) == "device", value.name
+        return found
+
+    feed = {value.name: bound(value, shapes[value.name]).copy() for value in session.get_inputs()}
     outputs = session.get_outputs()
     for value, result in zip(outputs, session.run([o.name for o in outputs], feed), strict=True):
-        _memory(addresses[value.name], result.shape, _NUMPY[value.type])[...] = result
+        bound(value, result.shape)[...] = result
+
+
+def view_as_torch_would(array: Any) -> torch.Tensor:
+    """A tensor over what the array says of itself (torch reads the same of CUDA arrays)."""
+    said = array.__cuda_array_interface__
+    assert (said["strides"], said["version"], said["data"][1]) == (None, 3, False)
+    return torch.from_numpy(_memory(said["data"][0], said["shape"], np.dtype(said["typestr"])))
 
 
 def _memory(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -8,6 +8,10 @@ it cannot show is that a GPU does the same (docs/engines.md).
 from __future__ import annotations
 
 import dataclasses
+import gc
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -33,7 +37,9 @@ from trtllm_dspark.engines.export import export_drafter, export_target
 from trtllm_dspark.engines.onnx_sharing import share_common_nodes
 from trtllm_dspark.engines.protocol import ContextAppend
 from trtllm_dspark.engines.tensorrt_engine_device import Device
-from trtllm_dspark.engines.tensorrt_loader import assemble_engine
+from trtllm_dspark.engines.tensorrt_engine_exchange import HostCopies, TorchViews
+from trtllm_dspark.engines.tensorrt_gpu import Gpu
+from trtllm_dspark.engines.tensorrt_loader import Machine, assemble_engine
 from trtllm_dspark.errors import EngineError
 from trtllm_dspark.scheduling import create_policy
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
@@ -42,7 +48,14 @@ bindings = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the extra 
 cuda_runtime = pytest.importorskip("cuda.bindings.runtime", reason="needs the extra rtx")
 pytest.importorskip("onnxruntime", reason="needs onnxruntime (extra dev)")
 
-from tests.unit.engines.executing_double import TORCH_STREAM, HostCuda, host_tensorrt  # noqa: E402
+from tests.unit.engines.executing_double import (  # noqa: E402
+    TORCH_STREAM,
+    HostCuda,
+    host_tensorrt,
+    view_as_torch_would,
+)
+
+MACHINE = Machine("0", Gpu("A GPU", "8.9"))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +82,9 @@ def graphs(models, tmp_path_factory):
 class Opened:
     """An engine over the doubles, and what was asked of them."""
 
-    def __init__(self, models, graphs, directory, *, separate=False, plugins=False, **options):
+    def __init__(
+        self, models, graphs, directory, *, separate=False, plugins=False, views=False, **options
+    ):
         _, drafter, limits = models
         facts = EngineFacts(
             backend="tensorrt_rtx",
@@ -92,24 +107,28 @@ class Opened:
         }
         self.calls: list = []
         self.cuda = HostCuda(cuda_runtime)
-        device = Device(self.cuda, torch.device("cpu"), lambda: TORCH_STREAM)
+        device = Device(self.cuda)
+        exchange = HostCopies(device)
+        if views:
+            exchange = TorchViews(device, lambda: TORCH_STREAM, view_as_torch_would)
         trt = host_tensorrt(bindings, self.cuda, profiles, self.calls)
         found = EngineDirectory(directory, facts, {}, {}, facts.fingerprint)
-        self.engine = assemble_engine(found, trt, device, **options)
+        self.engine = assemble_engine(found, trt, device, exchange, MACHINE, **options)
 
     def count(self, name: str) -> int:
         return self.cuda.calls.count(name) + sum(call[1] == name for call in self.calls)
 
 
-@pytest.fixture
-def opened(models, graphs, tmp_path):
-    return Opened(models, graphs, tmp_path)
+@pytest.fixture(params=[False, True], ids=["host copies", "torch views"])
+def opened(models, graphs, tmp_path, request):
+    return Opened(models, graphs, tmp_path, views=request.param)
 
 
-def pages_now(calls) -> list[torch.Tensor]:
+def pages_now(engine, calls) -> list[torch.Tensor]:
     """The pool that the next call reads."""
+    engine.synchronize()
     pool = 0 if calls.in_place else calls._num_calls % 2
-    return list(calls._pools[pool].values())
+    return [view_as_torch_would(pages) for pages in calls._pools[pool].values()]
 
 
 def test_logits_taps_pages_drafts_and_confidences_equal_torch_over_ragged_steps(models, opened):
@@ -130,8 +149,8 @@ def test_logits_taps_pages_drafts_and_confidences_equal_torch_over_ragged_steps(
         block, ours = reference.run_drafter(draft), engine.run_drafter(draft)
         assert ours.token_ids.tolist() == block.token_ids.tolist() and ours.draft_probs is None
         close(ours.confidence_logits, block.confidence_logits)
-    compare_pages(pages_now(engine._target), reference.kv_pages)
-    compare_pages(pages_now(engine._drafter), reference.drafter_pages)
+    compare_pages(pages_now(engine, engine._target), reference.kv_pages)
+    compare_pages(pages_now(engine, engine._drafter), reference.drafter_pages)
     assert opened.count("cudaGraphLaunch") > 0
 
 
@@ -142,7 +161,8 @@ def test_a_shape_is_bound_and_captured_once_per_pool_and_launched_from_then_on(m
     assert opened.count("create_execution_context") == 2
     assert opened.count("cudaStreamBeginCapture") == 2
     assert opened.count("cudaGraphLaunch") == 4
-    assert opened.count("cudaMemcpyAsync") == 6
+    copied_out = 0 if opened.engine._exchange.name == "device" else 2 * 6
+    assert opened.count("cudaMemcpyAsync") == 6 + copied_out
 
 
 def test_more_context_rows_than_one_call_holds_are_split_and_the_rest_rides_with_the_draft(
@@ -160,7 +180,7 @@ def test_more_context_rows_than_one_call_holds_are_split_and_the_rest_rides_with
     assert engine._drafter._num_calls == 3
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     close(found.confidence_logits, expected.confidence_logits)
-    compare_pages(pages_now(engine._drafter), reference.drafter_pages)
+    compare_pages(pages_now(engine, engine._drafter), reference.drafter_pages)
 
 
 def test_rows_that_nobody_drafts_from_are_written_before_the_next_ones(models, opened):
@@ -210,7 +230,8 @@ def test_separate_files_per_rung_share_buffers_and_pages(models, graphs, tmp_pat
 def test_what_the_loop_must_know_comes_from_the_directory_and_the_engine(models, opened):
     info = opened.engine.info
     assert (info.vocab_size, info.rungs, info.num_drafts) == (61, models[2].rungs, 3)
-    assert info.extra["backend"] == "tensorrt_rtx" and info.device == "cpu"
+    assert info.extra["backend"] == "tensorrt_rtx" and info.device == "cuda:0"
+    assert info.extra["machine"] == "A GPU sm_89"
 
 
 def test_a_directory_that_lies_about_plugins_is_refused(models, graphs, tmp_path):
@@ -230,3 +251,41 @@ def test_a_step_that_fits_no_profile_is_refused_before_anything_runs(models, ope
     with pytest.raises(EngineError, match="outside the page pool"):
         opened.engine.append_context(ContextAppend(taps, step.positions, cu, table))
     assert opened.count("execute_async_v3") == 0
+
+
+def test_device_memory_is_allocated_once_and_given_back_with_the_engine(models, graphs, tmp_path):
+    opened = Opened(models, graphs, tmp_path)
+    allocated = opened.count("cudaMalloc")
+    rng = np.random.default_rng(6)
+    for number in range(3):
+        step = target_step(rng, [number] * 3, [1, 1, 1], 4)
+        held = opened.engine.run_target(step).logits
+    assert opened.count("cudaMalloc") == allocated
+    opened.engine = None
+    gc.collect()
+    assert opened.count("cudaFree") == allocated and not opened.cuda.memory["device"]
+    assert len(opened.cuda.memory["host"]) == 1 and torch.isfinite(held).all()
+
+
+def test_an_engine_opened_on_one_thread_runs_on_another(models, opened):
+    step, found = target_step(np.random.default_rng(7), [0], [3], 4), []
+    expected = make_torch_engine(*models).run_target(step)
+    thread = threading.Thread(target=lambda: found.append(opened.engine.run_target(step)))
+    thread.start()
+    thread.join()
+    opened.engine.synchronize()
+    close(found[0].logits, expected.logits)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import trtllm_dspark.engines.tensorrt_engine
+import trtllm_dspark.engines.tensorrt_engine_exchange
+print("torch" in {name.split(".")[0] for name, found in sys.modules.items() if found})
+"""
+
+
+def test_the_engine_is_imported_without_torch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr

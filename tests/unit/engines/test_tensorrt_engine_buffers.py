@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
-import torch
 
 from trtllm_dspark.engines.build_profiles import EngineLimits, drafter_profiles, target_profiles
 from trtllm_dspark.engines.tensorrt_engine_buffers import (
@@ -19,6 +19,7 @@ from trtllm_dspark.engines.tensorrt_engine_buffers import (
     pool_of,
     split_rows,
     staging_bytes,
+    write_inputs,
 )
 from trtllm_dspark.errors import EngineError
 
@@ -55,7 +56,7 @@ def test_a_tensor_that_no_profile_knows_is_refused_by_name(tensor):
 
 def test_an_unknown_element_type_is_refused_by_name():
     with pytest.raises(EngineError, match="FP4"):
-        _ = spec("taps", "FP4").torch_dtype
+        _ = spec("taps", "FP4").element
 
 
 def test_host_inputs_share_one_block_without_overlap_and_device_inputs_stay_out():
@@ -70,11 +71,25 @@ def test_host_inputs_share_one_block_without_overlap_and_device_inputs_stay_out(
     staged = plan_staging(specs, DRAFTER, ["kv_pages_0"])
     assert list(staged) == ["row_slots", "anchor_ids", "page_table"]
     assert [s.offset for s in staged.values()] == [0, 256, 512]
-    assert staged["row_slots"].dtype is torch.int64
+    assert staged["row_slots"].element == np.int64
     assert staged["row_slots"].capacity_bytes == 32 * 8
     assert staged["page_table"].capacity_bytes == 4 * 11 * 4
     assert staging_bytes(staged) == 768
     assert staging_bytes({}) > 0
+
+
+def test_arrays_are_written_to_their_places_in_the_engines_types_and_unknown_ones_left_out():
+    staged = plan_staging([spec("row_slots", "INT64"), spec("anchor_ids")], DRAFTER, [])
+    block = np.zeros(staging_bytes(staged), np.uint8)
+    arrays = {
+        "anchor_ids": np.array([7, 8], np.int64),
+        "row_slots": np.array([5], np.int32),
+        "query_offsets": np.arange(3),
+    }
+    assert write_inputs(block, arrays, staged) == 256 + 2 * 4
+    assert block[256:264].view(np.int32).tolist() == [7, 8]
+    assert block[:8].view(np.int64).tolist() == [5] and not block[8:256].any()
+    assert write_inputs(block, {}, staged) == 0
 
 
 def test_pages_are_found_in_layer_order_with_the_pools_size():
