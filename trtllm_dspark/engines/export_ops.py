@@ -35,13 +35,34 @@ SCHEMAS: dict[str, tuple[str, str, str]] = {
     "ragged_verify_reduce": ("partials:F lse:F cu_query_lens:I context_lens:I like:T", "out:T", ""),
     "markov_tile": ("base_logits:T features:T w2:T", "tile_logits:F tile_ids:I", ""),
     "markov_select": ("tile_logits:F tile_ids:I", "token_ids:I", ""),
+    "select_drafts": (
+        "survivals:F capacity:I caps:I anchor_ids:I anchor_positions:I draft_ids:I",
+        "verify_lens:I cu_query_lens:I token_ids:I positions:I row_requests:I",
+        "num_drafts:INT max_requests:INT rung:INT",
+    ),
+    "accept_drafts": (
+        "logits:T thresholds:F scales:F cu_rows:I draft_ids:I draft_lens:I draft_probs:Q "
+        "draft_stats:F draft_thresholds:F sampled:B rules:I accept_uniforms:L final_uniforms:L "
+        "seeds:L anchor_positions:L",
+        "accepted_lens:I next_token_ids:I dropped_accept_probs:F",
+        "vocab_size:INT num_drafts:INT draft_form:INT has_thresholds:INT has_coupled:INT",
+    ),
 }
 """Every node of the domain; `query_offsets` [Q] = 0..Q−1 carries the longest query by its length,
 the attention's `slots` [N] the number of rows (q would do; but all layers share the slots).
 
 markov_tile also stands for its own kernel's tiles: [R, tiles]; the function bodies use one tile.
+select_drafts and accept_drafts have the plugins' inputs and attributes (`export_round_ops`);
+uniforms are int64: their 53 bits.
 """
-TYPES = {"T": FLOATS, "F": ["tensor(float)"], "I": ["tensor(int32)"], "L": ["tensor(int64)"]}
+TYPES = {
+    "T": FLOATS,
+    "Q": FLOATS,
+    "F": ["tensor(float)"],
+    "I": ["tensor(int32)"],
+    "L": ["tensor(int64)"],
+    "B": ["tensor(bool)"],
+}
 
 
 def _only_traced(name: str) -> EngineError:
