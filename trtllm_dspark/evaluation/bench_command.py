@@ -20,6 +20,7 @@ from trtllm_dspark.evaluation.bench_inprocess import PLAIN, contender_name, make
 from trtllm_dspark.evaluation.bench_load import BenchLoad, closed_load, open_load
 from trtllm_dspark.evaluation.bench_report import render_bench, summarize_bench
 from trtllm_dspark.evaluation.bench_triton import make_server_contenders
+from trtllm_dspark.evaluation.default_model import prepare_default_model
 from trtllm_dspark.evaluation.progress import ProgressReport, make_console
 from trtllm_dspark.evaluation.prompts import parse_slice
 from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(arguments.verbose)
     for policy in arguments.policies:
         check_policy(policy)
+    prepare_default_model(arguments.model_dir)
     policies = [policy for policy in arguments.policies if policy != PLAIN]
     texts = list(PROMPTS)
     if arguments.prompts:

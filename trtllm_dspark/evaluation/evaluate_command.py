@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_dspark.checkpoints import prepare_model
 from trtllm_dspark.checkpoints.tokenizer import load_tokenizer
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.block_collection import join_blocks
 from trtllm_dspark.evaluation.block_store import BlockStore
+from trtllm_dspark.evaluation.default_model import prepare_default_model
 from trtllm_dspark.evaluation.evaluation_report import render_evaluation, render_sweep, sweep_rows
 from trtllm_dspark.evaluation.evaluation_run import (
     DrafterEvaluation,
@@ -27,7 +27,7 @@ from trtllm_dspark.evaluation.evaluation_run import (
 from trtllm_dspark.evaluation.progress import make_console
 from trtllm_dspark.evaluation.prompts import EncodedPrompt, add_prompt_options, load_prompts
 from trtllm_dspark.options import add_system_options, configure_logging, system_config
-from trtllm_dspark.serving.demo_command import DEMO_MODEL, DEMO_MODEL_DIR
+from trtllm_dspark.serving.demo_command import DEMO_MODEL_DIR
 from trtllm_dspark.training.run_files import describe_run, finite_json, write_json
 
 FORMAT = "dspark-evaluation"
@@ -71,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     configure_logging(arguments.verbose)
     check_arguments(arguments)
-    if arguments.model_dir == DEMO_MODEL_DIR and not Path(DEMO_MODEL_DIR).is_dir():
-        prepare_model(DEMO_MODEL, Path(DEMO_MODEL_DIR))
+    prepare_default_model(arguments.model_dir)
     tokenizer = load_tokenizer(arguments.model_dir)
     prompts = load_prompts(arguments.prompts, arguments.slice, tokenizer)
     prompts = first_of_each_set(prompts, arguments.max_prompts)
