@@ -8,14 +8,16 @@ Takes `trtllm-build`'s flag names (underscores or dashes) and this project's own
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trtllm_dspark.checkpoints import prepared_model
 from trtllm_dspark.config import BucketConfig, require
-from trtllm_dspark.engines.build import BuildJob, build_engine_dir
+from trtllm_dspark.engines.build import BuildJob, build_engine_dir, timing_cache_name
 from trtllm_dspark.engines.build_models import Source, open_source
 from trtllm_dspark.engines.build_plan import (
     BuildShape,
@@ -27,6 +29,9 @@ from trtllm_dspark.engines.build_plan import (
 )
 from trtllm_dspark.engines.build_profiles import EngineLimits
 from trtllm_dspark.engines.build_tensorrt import BuildOptions, Progress
+from trtllm_dspark.engines.build_timing import TimingCache
+from trtllm_dspark.environment import cache_dir
+from trtllm_dspark.options import add_flag as _add
 from trtllm_dspark.options import configure_logging
 from trtllm_dspark.scheduling.buckets import build_ladder, grid_total, request_buckets
 
@@ -43,6 +48,17 @@ UNUSED = {
     "model_cls_name": "the architecture is read from the model's configuration",
 }
 """trtllm-build flags that mean nothing here."""
+UNSUPPORTED = {
+    "strip_plan": "engines are run with the weights they hold; nothing puts them back (refit)",
+    "weight_streaming": "engines are run with all weights on the GPU",
+}
+"""trtllm-build switches that the run time has no counterpart for."""
+TIMING = ("input_timing_cache", "output_timing_cache")
+NO_TIMING = {
+    "torch": "there is no builder",
+    "tensorrt_rtx": "its builder times no tactics (there the cache is a no-op)",
+}
+"""Backends without a timing cache, and why."""
 LOG_LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug", "trace")
 
 
@@ -56,7 +72,7 @@ def build_parser(prog: str = "dspark build") -> argparse.ArgumentParser:
         "--backend tensorrt_rtx --compute-capability 8.9",
     )
     source = parser.add_argument_group("source and result")
-    _add(source, "model_dir", help="directory made by `dspark prepare` (Hugging Face layout)")
+    _add(source, "model_dir", help="Hugging Face directory, .gguf file or smollm2")
     _add(source, "checkpoint_dir", help="TensorRT-LLM checkpoint, instead of --model-dir")
     _add(source, "drafter_dir", default="auto", help="auto (the model's own), none, or a directory")
     _add(source, "output_dir", help="directory to create")
@@ -66,12 +82,9 @@ def build_parser(prog: str = "dspark build") -> argparse.ArgumentParser:
     unused = parser.add_argument_group("flags of trtllm-build that are refused with the reason")
     for name, reason in UNUSED.items():
         _add(unused, name, help=f"left out: {reason}")
+    for name, reason in UNSUPPORTED.items():
+        _add(unused, name, action="store_const", const=True, help=f"left out: {reason}")
     return parser
-
-
-def _add(group: argparse._ArgumentGroup, name: str, **options: Any) -> None:
-    flags = {f"--{name.replace('_', '-')}", f"--{name}"}
-    group.add_argument(*sorted(flags), dest=name, **options)
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
@@ -102,11 +115,20 @@ def _add_builder(group: argparse._ArgumentGroup) -> None:
     )
     _add(group, "dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     _add(group, "separate_engines", action="store_true", help="one target file per rung")
-    _add(group, "strip_plan", action="store_true")
-    _add(group, "weight_streaming", action="store_true")
-    _add(group, "profiling_verbosity", default="layer_names_only")
-    _add(group, "input_timing_cache", default=None)
-    _add(group, "output_timing_cache", default=None)
+    _add(
+        group,
+        "profiling_verbosity",
+        default="layer_names_only",
+        choices=("layer_names_only", "detailed", "none"),
+    )
+    _add(group, TIMING[0], help="backend tensorrt: file to read, if it exists")
+    _add(
+        group,
+        TIMING[1],
+        help="backend tensorrt: file to write; with neither of the two named, one per GPU and "
+        "version of TensorRT is kept in DSPARK_CACHE_DIR and read again. tensorrt_rtx times "
+        "nothing while it builds: none is read or written",
+    )
     _add(group, "workers", type=int, default=2, help="engines built at once (TensorRT-RTX)")
     _add(group, "log_level", default="warning", choices=LOG_LEVELS)
 
@@ -128,12 +150,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "dspark build") -> int:
     arguments = build_parser(prog).parse_args(argv)
     configure_logging(LOG_LEVELS.index(arguments.log_level) > LOG_LEVELS.index("warning"))
     check_flags(arguments)
-    job, text = plan_job(arguments)
-    print(text)
-    if arguments.dry_run:
-        return 0
-    with progress_display() as progress:
-        build_engine_dir(job, report=lambda line: print(line, flush=True), progress=progress)
+    for note in timing_notes(arguments):
+        print(note, file=sys.stderr)
+    with opened_source(arguments) as source:
+        job, text = plan_job(arguments, source)
+        print(text, flush=True)
+        if arguments.dry_run:
+            return 0
+        job = dataclasses.replace(job, timing=timing_cache(arguments, job.options))
+        with progress_display() as progress:
+            build_engine_dir(job, report=lambda line: print(line, flush=True), progress=progress)
     print(job.output_dir)
     return 0
 
@@ -143,14 +169,39 @@ def check_flags(arguments: argparse.Namespace) -> None:
     for name, (value, reason) in FIXED.items():
         found = getattr(arguments, name)
         require(found == value, name, found, f"{value} ({reason})")
-    for name, reason in UNUSED.items():
+    for name, reason in {**UNUSED, **UNSUPPORTED}.items():
         found = getattr(arguments, name)
         require(found is None, name, found, f"left out: {reason}")
+    require(arguments.workers >= 1, "workers", arguments.workers, "≥ 1")
+    separate, backend = arguments.separate_engines, arguments.backend
+    require(
+        not separate or backend != "torch", "separate_engines", separate, "left out: backend torch"
+    )
 
 
-def plan_job(arguments: argparse.Namespace) -> tuple[BuildJob, str]:
+def timing_notes(arguments: argparse.Namespace) -> list[str]:
+    """What is said where a timing cache was named and the backend has none."""
+    reason = NO_TIMING.get(arguments.backend)
+    return [
+        f"note: {name} = {getattr(arguments, name)!r} is neither read nor written with backend "
+        f"{arguments.backend}: {reason}"
+        for name in TIMING
+        if reason and getattr(arguments, name)
+    ]
+
+
+def timing_cache(arguments: argparse.Namespace, options: BuildOptions | None) -> TimingCache | None:
+    """Full TensorRT: the caches that were named, else this machine's own."""
+    if options is None or options.backend in NO_TIMING:
+        return None
+    source, output = (Path(path) if path else None for path in map(vars(arguments).get, TIMING))
+    if source is None and output is None:
+        source = output = cache_dir() / "timing" / timing_cache_name(options)
+    return TimingCache(source, output)
+
+
+def plan_job(arguments: argparse.Namespace, source: Source) -> tuple[BuildJob, str]:
     """The job that the arguments describe, checked, and the text of its bucket table."""
-    source = _source(arguments)
     buckets = BucketConfig(
         max_num_requests=arguments.max_batch_size,
         max_num_tokens=arguments.max_num_tokens,
@@ -200,7 +251,9 @@ def plan_job(arguments: argparse.Namespace) -> tuple[BuildJob, str]:
     return job, format_plan(limits, bucket_rows(limits, buckets.ratios, totals), sizes)
 
 
-def _source(arguments: argparse.Namespace) -> Source:
+@contextmanager
+def opened_source(arguments: argparse.Namespace) -> Iterator[Source]:
+    """The models to build from; what is no directory is prepared for the time of the build."""
     given = [arguments.model_dir, arguments.checkpoint_dir]
     require(
         sum(path is not None for path in given) == 1,
@@ -208,7 +261,11 @@ def _source(arguments: argparse.Namespace) -> Source:
         tuple(given),
         "exactly one of the two",
     )
-    return open_source(given[0] or given[1], arguments.drafter_dir)
+    if arguments.checkpoint_dir:
+        yield open_source(arguments.checkpoint_dir, arguments.drafter_dir)
+        return
+    with prepared_model(arguments.model_dir, dtype=arguments.dtype) as directory:
+        yield open_source(directory, arguments.drafter_dir)
 
 
 def _builder_options(arguments: argparse.Namespace) -> BuildOptions | None:
@@ -221,10 +278,6 @@ def _builder_options(arguments: argparse.Namespace) -> BuildOptions | None:
         backend=arguments.backend,
         compute_capabilities=default if named is None else named,
         profiling_verbosity=arguments.profiling_verbosity,
-        strip_plan=arguments.strip_plan,
-        weight_streaming=arguments.weight_streaming,
-        input_timing_cache=arguments.input_timing_cache,
-        output_timing_cache=arguments.output_timing_cache,
     )
 
 

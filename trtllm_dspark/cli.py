@@ -34,6 +34,15 @@ COMMANDS = {
     "convert": Command(
         "trtllm_dspark.checkpoints.convert_command", "write a published drafter in our format"
     ),
+    "convert-checkpoint": Command(
+        "trtllm_dspark.convert_checkpoint_command", "write or read a TensorRT-LLM checkpoint"
+    ),
+    "trtllm-build": Command(
+        "trtllm_dspark.trtllm_build_command", "the trtllm-build command of a stock target engine"
+    ),
+    "fill-template": Command(
+        "trtllm_dspark.serving.template", "fill a config.pbtxt of the model repository"
+    ),
     "profile": Command(
         "trtllm_dspark.evaluation.profile_command", "measure the latency table of an engine"
     ),

@@ -20,7 +20,8 @@ class Variable:
 VARIABLES = {
     "cache_dir": Variable(
         "DSPARK_CACHE_DIR",
-        "where latency tables (one file per engine fingerprint) and compiled kernels are kept",
+        "where latency tables (one file per engine fingerprint), compiled kernels and TensorRT's "
+        "timing caches are kept",
         "~/.cache/trtllm_dspark",
     ),
     "native": Variable(

@@ -50,6 +50,11 @@ def add_system_options(
     )
 
 
+def add_flag(group: argparse._ActionsContainer, name: str, **options: Any) -> None:
+    """An option that may be written with dashes or, as upstream does, with underscores."""
+    group.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name, **options)
+
+
 def system_config(arguments: argparse.Namespace) -> SystemConfig:
     """The configuration that the options of `add_system_options` describe."""
     return SystemConfig(

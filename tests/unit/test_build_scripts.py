@@ -14,14 +14,21 @@ from trtllm_dspark import cli
 SCRIPTS = Path(__file__).resolve().parents[2] / "build_scripts"
 
 
-@pytest.mark.parametrize(
-    ("script", "command"),
-    [
-        ("build_engines", "build"),
-        ("profile_latency", "profile"),
-        ("calibrate_confidence", "calibrate"),
-    ],
-)
+COMMAND_OF = {
+    "build_engines": "build",
+    "profile_latency": "profile",
+    "calibrate_confidence": "calibrate",
+    "convert_checkpoint": "convert-checkpoint",
+    "trtllm_build": "trtllm-build",
+    "fill_template": "fill-template",
+}
+
+
+def test_every_script_is_listed_here():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(COMMAND_OF)
+
+
+@pytest.mark.parametrize(("script", "command"), COMMAND_OF.items())
 def test_a_script_is_its_subcommand(
     script: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,11 @@ ALLOWED = {
     },
     "environment": {"errors"},
     "options": {"config", "errors"},
-    "build_command": {"engines", "scheduling", "checkpoints", "options", "config", "errors"},
+    "build_command": {
+        "engines", "scheduling", "checkpoints", "options", "config", "errors", "environment",
+    },
+    "convert_checkpoint_command": {"checkpoints", "options", "config"},
+    "trtllm_build_command": {"checkpoints", "options", "config", "errors"},
     "serving": {
         "runtime", "decoding", "checkpoints", "types", "config", "errors", "options", "_version",
     },

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from trtllm_dspark.checkpoints.drafter_writer import convert_drafter, write_drafter
     from trtllm_dspark.checkpoints.hf_config import load_model_config
     from trtllm_dspark.checkpoints.hf_reader import load_target_weights
-    from trtllm_dspark.checkpoints.prepare import prepare_model
+    from trtllm_dspark.checkpoints.packaged import find_drafter
+    from trtllm_dspark.checkpoints.prepare import prepare_model, prepared_model
     from trtllm_dspark.checkpoints.target_tensors import target_shapes
     from trtllm_dspark.checkpoints.tokenizer import Tokenizer, load_tokenizer
     from trtllm_dspark.checkpoints.trtllm import (
@@ -34,6 +35,7 @@ __all__ = [
     "convert_from_trtllm",
     "convert_to_trtllm",
     "drafter_shapes",
+    "find_drafter",
     "is_unified",
     "load_drafter",
     "load_model_config",
@@ -41,6 +43,7 @@ __all__ = [
     "load_tokenizer",
     "load_trtllm_checkpoint",
     "prepare_model",
+    "prepared_model",
     "resolve_drafter_config",
     "target_shapes",
     "write_drafter",
@@ -54,7 +57,8 @@ _MODULES = {
     "drafter_writer": ("convert_drafter", "write_drafter"),
     "hf_config": ("load_model_config",),
     "hf_reader": ("load_target_weights",),
-    "prepare": ("prepare_model",),
+    "packaged": ("find_drafter",),
+    "prepare": ("prepare_model", "prepared_model"),
     "target_tensors": ("target_shapes",),
     "tokenizer": ("Tokenizer", "load_tokenizer"),
     "trtllm": (

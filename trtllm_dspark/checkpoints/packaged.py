@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trtllm_dspark.checkpoints.staging import sha256_of, staged_directory, write_json
 from trtllm_dspark.config import load_json
+from trtllm_dspark.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,20 @@ def packaged_drafter(source: str) -> Path | None:
     if Path(source).name != source or not (directory / "config.json").is_file():
         return None
     return directory
+
+
+def find_drafter(model_dir: str | Path, name: str = "auto") -> Path | None:
+    """Directory of a model's drafter: 'auto' the model's own if it has one, 'none', or a path."""
+    own = Path(model_dir) / DRAFTER_SUBDIR
+    if name == "none" or (name == "auto" and not own.is_dir()):
+        return None
+    path = own if name == "auto" else Path(name)
+    if not path.is_dir():
+        raise ConfigError(
+            f"drafter_dir = {str(path)!r} is not a directory: name one, auto (the model's own "
+            f"{DRAFTER_SUBDIR}/) or none"
+        )
+    return path
 
 
 def install_packaged_drafter(source: str, model_dir: Path) -> Path | None:

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,20 @@ def prepare_model(source: str, output: str | Path, *, dtype: str = "bfloat16") -
     logger.info("prepared %s from %s", output, source)
     install_packaged_drafter(source, output)
     return output
+
+
+@contextmanager
+def prepared_model(source: str, *, dtype: str = "auto") -> Iterator[Path]:
+    """Yield a model source as a directory: a directory itself, anything else prepared for the time.
+
+    `dtype` as in `prepare_model`; 'auto' is its default.
+    """
+    if Path(source).is_dir():
+        yield Path(source)
+        return
+    with tempfile.TemporaryDirectory(prefix="dspark-model-") as scratch:
+        options = {} if dtype == "auto" else {"dtype": dtype}
+        yield prepare_model(source, Path(scratch) / "model", **options)
 
 
 def write_gguf_as_hf(path: Path, directory: Path, dtype: torch.dtype) -> None:

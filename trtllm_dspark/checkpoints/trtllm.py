@@ -8,7 +8,7 @@ tools do not look. Conversion in both directions keeps every bit.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from trtllm_dspark.checkpoints.drafter_writer import convert_drafter, write_draf
 from trtllm_dspark.checkpoints.hf_config import load_model_config, read_eos_ids
 from trtllm_dspark.checkpoints.hf_reader import load_target_weights
 from trtllm_dspark.checkpoints.hf_writer import write_hf_model
+from trtllm_dspark.checkpoints.packaged import DRAFTER_SUBDIR
 from trtllm_dspark.checkpoints.staging import staged_directory, write_json, write_tensors
 from trtllm_dspark.checkpoints.target_tensors import EMBEDDING, target_shapes
 from trtllm_dspark.checkpoints.tensor_check import SafetensorsDirectory, check_tensors
@@ -37,8 +38,6 @@ from trtllm_dspark.checkpoints.trtllm_sharding import (
 from trtllm_dspark.config import ModelConfig, load_json
 from trtllm_dspark.errors import CheckpointError, ConfigError
 
-DRAFTER_DIR = "drafter"
-"""Subdirectory of a checkpoint that holds its drafter."""
 COMPANION_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,6 +45,8 @@ COMPANION_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+DRAFTER_COMPANIONS = ("calibration.json",)
+"""Of a drafter, besides its configuration and tensors."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -125,7 +126,8 @@ def convert_to_trtllm(
 ) -> Path:
     """Convert a Hugging Face directory (and a drafter of any layout) to a TensorRT-LLM checkpoint.
 
-    Tokenizer files are copied along; `label_shift` is for a drafter whose config is ambiguous.
+    Tokenizer files and the drafter's calibration are copied along; `label_shift` is for a drafter
+    whose config is ambiguous.
     """
     source, output = Path(model_dir), Path(output_dir)
     config = load_model_config(source)
@@ -141,7 +143,9 @@ def convert_to_trtllm(
         )
         _copy_companions(source, staged, config)
         if drafter_dir is not None:
-            convert_drafter(drafter_dir, source, staged / DRAFTER_DIR, label_shift=label_shift)
+            drafter = staged / DRAFTER_SUBDIR
+            convert_drafter(drafter_dir, source, drafter, label_shift=label_shift)
+            _copy_files(Path(drafter_dir), drafter, DRAFTER_COMPANIONS)
     return output
 
 
@@ -152,9 +156,10 @@ def convert_from_trtllm(checkpoint_dir: str | Path, output_dir: str | Path) -> P
     with staged_directory(output) as staged:
         write_hf_model(staged, config, weights)
         _copy_companions(source, staged, config)
-        if (source / DRAFTER_DIR).is_dir():
-            drafter_config, drafter = load_drafter(source / DRAFTER_DIR, config)
-            write_drafter(staged / DRAFTER_DIR, drafter_config, drafter)
+        own = source / DRAFTER_SUBDIR
+        if own.is_dir():
+            drafter = write_drafter(staged / DRAFTER_SUBDIR, *load_drafter(own, config))
+            _copy_files(own, drafter, DRAFTER_COMPANIONS)
     return output
 
 
@@ -222,9 +227,14 @@ def _unify(
 
 
 def _copy_companions(source: Path, staged: Path, config: ModelConfig) -> None:
-    for name in COMPANION_FILES:
-        if (source / name).is_file():
-            shutil.copy2(source / name, staged / name)
+    _copy_files(source, staged, COMPANION_FILES)
     if config.eos_token_ids and not (staged / "generation_config.json").exists():
         eos = {"eos_token_id": list(config.eos_token_ids)}
         write_json(staged / "generation_config.json", eos)
+
+
+def _copy_files(source: Path, output: Path, names: Sequence[str]) -> None:
+    """Those of `names` that exist."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copy2(source / name, output / name)

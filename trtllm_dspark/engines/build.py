@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import Any
 
 from trtllm_dspark.checkpoints import convert_from_trtllm
+from trtllm_dspark.checkpoints.packaged import DRAFTER_SUBDIR
 from trtllm_dspark.checkpoints.staging import refuse_existing, staged_directory, write_json
 from trtllm_dspark.checkpoints.trtllm_config import trtllm_config_of
 from trtllm_dspark.config import BucketConfig
 from trtllm_dspark.engines.build_models import (
-    DRAFTER_DIR,
     Source,
     load_unpacked_drafter,
     load_unpacked_target,
@@ -40,6 +40,7 @@ from trtllm_dspark.engines.build_tensorrt import (
     built_for,
     import_backend,
 )
+from trtllm_dspark.engines.build_timing import TimingCache
 from trtllm_dspark.engines.engine_dir import (
     DRAFTER_ENGINE,
     MODEL_DIR,
@@ -79,6 +80,8 @@ class BuildJob:
     workers: int = 2
     """Engines built at once where that disturbs nothing: TensorRT times tactics on the GPU, so that
     only TensorRT-RTX builds the drafter beside the target."""
+    timing: TimingCache | None = None
+    """Full TensorRT only."""
     build_config: dict[str, Any] = field(default_factory=dict)
     """`build_config` of config.json, under trtllm-build's names."""
 
@@ -123,6 +126,13 @@ def job_facts(job: BuildJob) -> EngineFacts:
         checkpoint_hash=target_hash,
         drafter_hash=drafter_hash,
     )
+
+
+def timing_cache_name(options: BuildOptions) -> str:
+    """File name of the timing cache that fits this version of TensorRT and this machine's GPU."""
+    version = import_backend(options.backend).__version__
+    (capability,), gpu_name = built_for(options)
+    return f"{version}-sm_{capability.replace('.', '')}-{gpu_name.replace(' ', '_')}.cache"
 
 
 def tap_width(source: Source) -> int:
@@ -236,7 +246,8 @@ def _build(
     assert job.options is not None
     counts = (num_layers, job.limits.num_pages)
     named = None if progress is None else _name_phases(progress, output.name)
-    output.write_bytes(build_engine(onnx_path, profiles, counts, job.options, progress=named))
+    plan = build_engine(onnx_path, profiles, counts, job.options, progress=named, timing=job.timing)
+    output.write_bytes(plan)
 
 
 def _name_phases(progress: Progress, name: str) -> Progress:
@@ -245,14 +256,15 @@ def _name_phases(progress: Progress, name: str) -> Progress:
 
 
 def _copy_model(job: BuildJob, staged: Path) -> None:
-    """Backend torch: the model directory itself, in the Hugging Face layout."""
+    """Backend torch: the model in the Hugging Face layout, with the drafter that was asked for."""
     source, output = job.source, staged / MODEL_DIR
     if source.is_trtllm:
         convert_from_trtllm(source.path, output)
+        shutil.rmtree(output / DRAFTER_SUBDIR, ignore_errors=True)  # its own, not always the asked
     else:
-        shutil.copytree(source.path, output, ignore=shutil.ignore_patterns(DRAFTER_DIR))
-    if source.drafter_path is not None and not (output / DRAFTER_DIR).is_dir():
-        shutil.copytree(source.drafter_path, output / DRAFTER_DIR)
+        shutil.copytree(source.path, output, ignore=shutil.ignore_patterns(DRAFTER_SUBDIR))
+    if source.drafter_path is not None:
+        shutil.copytree(source.drafter_path, output / DRAFTER_SUBDIR)
 
 
 def _copy_companions(source: Source, staged: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from trtllm_dspark.checkpoints import (
+    find_drafter,
     load_drafter,
     load_model_config,
     load_target_weights,
@@ -20,7 +21,6 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
 
-DRAFTER_DIR = "drafter"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -51,19 +51,9 @@ def open_source(path: str | Path, drafter: str = "auto") -> Source:
         model, _ = load_trtllm_checkpoint(directory)
     else:
         model = load_model_config(directory)
-    drafter_path = _drafter_path(directory, drafter)
+    drafter_path = find_drafter(directory, drafter)
     drafter_config = None if drafter_path is None else load_drafter(drafter_path, model)[0]
     return Source(directory, is_trtllm, model, drafter_path, drafter_config)
-
-
-def _drafter_path(directory: Path, drafter: str) -> Path | None:
-    own = directory / DRAFTER_DIR
-    if drafter == "none" or (drafter == "auto" and not own.is_dir()):
-        return None
-    path = own if drafter == "auto" else Path(drafter)
-    if not path.is_dir():
-        raise ConfigError(f"drafter_dir = {str(path)!r} is not a directory: name one, or none")
-    return path
 
 
 def load_unpacked_target(source: Source, dtype: str, max_positions: int) -> TargetModel:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds one serialized engine from an exported graph with TensorRT or TensorRT-RTX.
 
-Knows builders, profiles, compute capabilities and timing caches; not models or directories. The
-builder of TensorRT-RTX needs neither a GPU nor a driver; TensorRT's needs both.
+Knows builders, profiles and compute capabilities; not models or directories. The builder of
+TensorRT-RTX needs neither a GPU nor a driver; TensorRT's needs both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from trtllm_dspark.config import require
 from trtllm_dspark.engines.build_profiles import Profile
+from trtllm_dspark.engines.build_timing import TimingCache
 from trtllm_dspark.engines.graph_names import pages_in
 from trtllm_dspark.engines.tensorrt_gpu import built_on, register_plugins
 from trtllm_dspark.errors import EngineError
@@ -45,10 +46,6 @@ class BuildOptions:
     backend: str = "tensorrt_rtx"
     compute_capabilities: tuple[str, ...] = ("8.9",)
     profiling_verbosity: str = "layer_names_only"
-    strip_plan: bool = False
-    weight_streaming: bool = False
-    input_timing_cache: str | None = None
-    output_timing_cache: str | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -109,10 +106,12 @@ def build_engine(
     options: BuildOptions,
     *,
     progress: Progress | None = None,
+    timing: TimingCache | None = None,
 ) -> bytes:
     """Parse `onnx_path` and build it with one optimization profile per entry of `profiles`.
 
     page_counts (number of layers, number of pages): every kv_pages_i gets exactly that pool.
+    `timing` is read and grows; TensorRT-RTX has no use for one.
     EngineError names the node or layer that failed.
     """
     trt = import_backend(options.backend)
@@ -131,12 +130,13 @@ def build_engine(
         _add_profile(builder, config, profile, pages, names)
     if progress is not None:
         config.progress_monitor = make_progress_monitor(trt, progress)
-    cache = _attach_timing_cache(config, options)
+    if timing is not None:
+        timing.attach(config)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineError(f"building {onnx_path.name} failed: {messages.summary()}")
-    if cache is not None and options.output_timing_cache:
-        Path(options.output_timing_cache).write_bytes(bytes(cache.serialize()))
+    if timing is not None:
+        timing.keep()
     return bytes(plan)
 
 
@@ -184,10 +184,6 @@ def _parse(trt: Any, network: Any, messages: BuildLog, path: Path) -> None:
 def _configure(trt: Any, config: Any, options: BuildOptions) -> None:
     verbosity = getattr(trt.ProfilingVerbosity, options.profiling_verbosity.upper())
     config.profiling_verbosity = verbosity
-    if options.strip_plan:
-        config.set_flag(trt.BuilderFlag.STRIP_PLAN)
-    if options.weight_streaming:
-        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
     if not options.compute_capabilities:
         return
     config.num_compute_capabilities = len(options.compute_capabilities)
@@ -232,19 +228,6 @@ def _add_profile(
         made.set_shape(name, shape, shape, shape)
     if config.add_optimization_profile(made) < 0:
         raise EngineError(f"the backend refused the optimization profile {profile.name!r}")
-
-
-def _attach_timing_cache(config: Any, options: BuildOptions) -> Any:
-    if not (options.input_timing_cache or options.output_timing_cache):
-        return None
-    if options.backend == "tensorrt_rtx":
-        logger.warning("timing caches do nothing in TensorRT-RTX: none is read or written")
-        return None
-    source = Path(options.input_timing_cache) if options.input_timing_cache else None
-    data = source.read_bytes() if source is not None and source.is_file() else b""
-    cache = config.create_timing_cache(data)
-    config.set_timing_cache(cache, False)
-    return cache
 
 
 def make_progress_monitor(trt: Any, progress: Progress) -> Any:

@@ -51,11 +51,11 @@ def fill_template(text: str, values: Mapping[str, str], where: str = "the templa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: `fill_template.py [-i] FILE "key:value,key:value"`."""
+    """The command line: `dspark fill-template [-i] FILE "key:value,key:value"`."""
     parser = argparse.ArgumentParser(
-        prog="fill_template.py",
+        prog="dspark fill-template",
         description="Fill ${key} placeholders of a config.pbtxt.",
-        epilog="example: fill_template.py -i triton_repo/tensorrt_llm/config.pbtxt "
+        epilog="example: dspark fill-template -i triton_repo/tensorrt_llm/config.pbtxt "
         "'triton_max_batch_size:8,decoupled_mode:true,engine_dir:/models/smollm2'",
     )
     parser.add_argument("file_path", help="the .pbtxt to fill")
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(text)
     except (ConfigError, OSError) as error:
-        print(f"fill_template.py: {error}", file=sys.stderr)
+        print(f"dspark fill-template: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -232,6 +232,46 @@ def test_a_checkpoint_made_elsewhere_loads(tmp_path):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_a_qwen3_checkpoint_made_elsewhere_loads(tmp_path):
+    """The keys that the upstream converter writes for Qwen3, which has no attention bias."""
+    layouts.write_hf_target(tmp_path / "hf", QWEN3)
+    path = convert_to_trtllm(tmp_path / "hf", tmp_path / "ckpt") / "config.json"
+    ours = json.loads(path.read_text())
+    shared = (
+        "architecture vocab_size hidden_size num_hidden_layers num_attention_heads head_size "
+        "num_key_value_heads intermediate_size norm_epsilon max_position_embeddings rotary_base"
+    )
+    upstream = {
+        "dtype": "float32",
+        "logits_dtype": "float32",
+        "hidden_act": "silu",
+        "position_embedding_type": "rope_gpt_neox",
+        "rotary_embedding_dim": None,
+        "rotary_scaling": None,
+        "mapping": {"world_size": 1, "gpus_per_node": 8, "cp_size": 1, "tp_size": 1, "pp_size": 1},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None, "group_size": 128},
+        "use_parallel_embedding": False,
+        "embedding_sharding_dim": 0,
+        "mlp_bias": False,
+        "attn_bias": False,
+        "disable_weight_only_quant_plugin": False,
+        "seq_length": 8192,
+        "use_logn_attn": False,
+        "qwen_type": "qwen3",
+        "moe": {"num_experts": 0, "top_k": 0, "normalization_mode": 0},
+        "moe_intermediate_size": 0,
+        "moe_shared_expert_intermediate_size": 0,
+        "num_labels": 1,
+        "tie_word_embeddings": False,
+    }
+    path.write_text(json.dumps({**{key: ours[key] for key in shared.split()}, **upstream}))
+    found, weights = load_trtllm_checkpoint(tmp_path / "ckpt")
+    assert found == QWEN3
+    expected = load_target_weights(tmp_path / "hf", QWEN3)
+    assert set(weights) == set(expected)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
 def test_a_drafter_and_the_tokenizer_travel_along(tmp_path):
     tiny_gguf.write_gguf(tmp_path / "m.gguf")
     model = prepare_model(str(tmp_path / "m.gguf"), tmp_path / "model", dtype="float32")

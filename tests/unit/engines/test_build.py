@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.unit.checkpoints import tiny_gguf
 from tests.unit.engines.exported import PAGE_SIZE, make_drafter, make_limits, make_target
 from trtllm_dspark.build_command import build_parser, main
-from trtllm_dspark.checkpoints import write_drafter
+from trtllm_dspark.checkpoints import (
+    convert_to_trtllm,
+    load_drafter,
+    load_model_config,
+    write_drafter,
+)
 from trtllm_dspark.checkpoints.hf_writer import write_hf_model
 from trtllm_dspark.config import BucketConfig, DrafterConfig
 from trtllm_dspark.engines.build import BuildJob, builds_beside
-from trtllm_dspark.engines.build_profiles import drafter_profiles, target_profiles
+from trtllm_dspark.engines.build_profiles import (
+    Profile,
+    Range,
+    drafter_profiles,
+    target_profiles,
+)
 from trtllm_dspark.engines.build_tensorrt import BuildOptions, build_engine
 from trtllm_dspark.engines.engine_dir import load_engine_dir
 from trtllm_dspark.engines.export import export_drafter, export_target
@@ -163,7 +174,7 @@ def test_dspark_build_makes_a_whole_engine_directory(model_dir, tmp_path, capsys
     assert (output / "rank0.engine").stat().st_size > 50_000
     assert (output / "drafter.engine").is_file()
     assert [p.name for p in tmp_path.iterdir()] == ["engine"]
-    capsys.readouterr()
+    assert "model.cache" not in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="exists and is not empty"):
         main(arguments)
 
@@ -197,6 +208,55 @@ def test_every_flag_of_trtllm_build_is_known_by_its_name():
     assert set(OWN_FLAGS.split()) <= known
 
 
+def test_a_checkpoint_builds_with_one_target_file_per_rung(checkpoint_dir, tmp_path):
+    rtx()
+    output = tmp_path / "engine"
+    arguments = ["--checkpoint_dir", str(checkpoint_dir), "--output_dir", str(output), *COMMON]
+    assert main([*arguments, "--separate-engines"]) == 0
+    loaded = load_engine_dir(output, verify=True)
+    files = ["rank0.rung1.engine", "rank0.rung8.engine"]
+    assert loaded.facts.target_files() == files
+    assert sorted(p.name for p in output.glob("*.engine")) == ["drafter.engine", *files]
+
+
+@pytest.fixture(scope="module")
+def checkpoint_dir(model_dir, tmp_path_factory) -> Path:
+    """The same model as a TensorRT-LLM checkpoint of two ranks."""
+    output = tmp_path_factory.mktemp("build") / "checkpoint"
+    return convert_to_trtllm(model_dir, output, tp_size=2, drafter_dir=model_dir / "drafter")
+
+
+@pytest.mark.parametrize("named", ["auto", "none", "other"])
+def test_a_torch_directory_of_a_checkpoint_holds_the_drafter_that_was_asked_for(
+    checkpoint_dir, model_dir, tmp_path, named
+):
+    target, other = load_model_config(model_dir), tmp_path / "other"
+    config, weights = load_drafter(model_dir / "drafter", target)
+    write_drafter(other, config, {name: tensor + 1 for name, tensor in weights.items()})
+    expected = {"auto": model_dir / "drafter", "none": None, "other": other}[named]
+    output = tmp_path / "engine"
+    arguments = ["--checkpoint_dir", str(checkpoint_dir), "--output_dir", str(output), *COMMON]
+    asked = str(other) if named == "other" else named
+    assert main([*arguments, "--backend", "torch", "--drafter-dir", asked]) == 0
+    held = output / "model" / "drafter"
+    if expected is None:
+        assert not held.exists()
+        return
+    (_, found), (_, wanted) = (load_drafter(path, target) for path in (held, expected))
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_gguf_file_is_converted_and_built_in_one_step(tmp_path):
+    tiny_gguf.write_gguf(tmp_path / "m.gguf")
+    output = tmp_path / "engine"
+    arguments = ["--model-dir", str(tmp_path / "m.gguf"), "--output-dir", str(output), *COMMON]
+    assert main([*arguments, "--backend", "torch"]) == 0
+    loaded = load_engine_dir(output, verify=True)
+    assert loaded.pretrained_config["num_hidden_layers"] == tiny_gguf.config().num_layers
+    assert load_model_config(output / "model").vocab_size == tiny_gguf.config().vocab_size
+    assert (output / "tokenizer.json").is_file()
+
+
 def test_a_torch_directory_holds_the_model_itself(model_dir, tmp_path):
     output = tmp_path / "engine"
     arguments = ["--model_dir", str(model_dir), "--output_dir", str(output), "--backend", "torch"]
@@ -215,6 +275,11 @@ def test_a_torch_directory_holds_the_model_itself(model_dir, tmp_path):
         (["--max_batch_size", "32"], "max_num_tokens = 8"),
         (["--gpu_memory_gb", "0.0001"], "gpu_memory_gb = 0.0001 .*lower num_pages"),
         (["--model_config", "c.json"], "model_config = 'c.json' .*left out"),
+        (["--strip_plan"], "strip_plan = True .*left out: .*refit"),
+        (["--weight-streaming"], "weight_streaming = True .*left out"),
+        (["--workers", "0"], "workers = 0"),
+        (["--backend", "torch", "--separate-engines"], "separate_engines = True"),
+        (["--drafter-dir", "nowhere"], "drafter_dir = 'nowhere' is not a directory"),
         (["--backend", "torch", "--compute-capability", "8.9"], "compute_capability = "),
     ],
 )
@@ -244,6 +309,25 @@ def test_a_node_that_cannot_be_built_is_named(tmp_path):
     onnx.save(helper.make_model(graph, opset_imports=imports), str(tmp_path / "bad.onnx"))
     with pytest.raises(EngineError, match=r"no_such_op|layer_7/oddity"):
         build_engine(tmp_path / "bad.onnx", [], (0, 2), BuildOptions())
+
+
+def test_a_layer_whose_shapes_do_not_fit_is_named(tmp_path):
+    rtx()
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="layer_7/fold")
+    infos = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 3]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+    ]
+    shape = numpy_helper.from_array(np.array([7], np.int64), "shape")
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:], [shape])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "g")
+    profile = Profile("p", {"x": Range((2, 3), (3, 3), (4, 3))})
+    with pytest.raises(EngineError, match=r"building g failed: .*layer_7/fold"):
+        build_engine(tmp_path / "g", [profile], (0, 2), BuildOptions())
 
 
 def test_a_missing_backend_says_what_to_install(monkeypatch):
