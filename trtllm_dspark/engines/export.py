@@ -105,7 +105,7 @@ def export_target(
         ExportedTarget(model, tap_layers), arguments, TARGET_INPUTS, outputs, pages, like.dtype
     )
     shape = _function_shape(config, like.dtype, page_size, is_causal=True)
-    return _write(proto, path, shape, with_functions, max_query_len)
+    return _write(proto, path, shape, with_functions, (max_query_len, 1))
 
 
 def _function_shape(
@@ -126,9 +126,17 @@ def _function_shape(
 
 
 def export_drafter(
-    model: DSparkModel, path: Path, *, page_size: int, with_functions: bool = True
+    model: DSparkModel,
+    path: Path,
+    *,
+    page_size: int,
+    with_functions: bool = True,
+    max_requests: int = 16,
 ) -> Path:
-    """Write `path` (and `path`.data): context append and one greedy block per request."""
+    """Write `path` (and `path`.data): context append and one greedy block per request.
+
+    `max_requests` only steers the plugins' tiles; more requests run too.
+    """
     _require_unpacked(model, "the drafter")
     config, like = model.config, model.fc.weight
     pages = PageShape(config.num_layers, page_size, config.num_kv_heads, config.head_dim)
@@ -150,7 +158,7 @@ def export_drafter(
         like.dtype,
     )
     shape = _function_shape(config, like.dtype, page_size, is_causal=False)
-    return _write(proto, path, shape, with_functions, model.block_len)
+    return _write(proto, path, shape, with_functions, (model.block_len, max_requests))
 
 
 def _ints(shape: int | tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -201,9 +209,16 @@ def _export(
 
 
 def _write(
-    program: Any, path: Path, shape: FunctionShape, with_functions: bool, max_query_len: int
+    program: Any,
+    path: Path,
+    shape: FunctionShape,
+    with_functions: bool,
+    tile_sizes: tuple[int, int],
 ) -> Path:
-    """Save with external weights, then rewrite the small proto with or without the bodies."""
+    """Save with external weights, then rewrite the small proto with or without the bodies.
+
+    `tile_sizes`: longest query and most requests that the plugins' tiles are made for.
+    """
     import onnx
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,6 +227,6 @@ def _write(
     del model.graph.value_info[:]
     append_functions(model, shape)
     if not with_functions:
-        use_plugins(model, shape, max_query_len)
+        use_plugins(model, shape, *tile_sizes)
     path.write_bytes(model.SerializeToString())
     return path

@@ -14,12 +14,8 @@ import onnx
 from onnx import helper
 
 from trtllm_dspark.engines.export_ops import DOMAIN, DOMAIN_VERSION, SCHEMAS, register_schemas
-from trtllm_dspark.engines.onnx_acceptance import (
-    AS_LOGITS,
-    ONE_HOT,
-    AcceptanceForm,
-    acceptance_function,
-)
+from trtllm_dspark.engines.onnx_acceptance import AcceptanceForm, acceptance_function
+from trtllm_dspark.engines.onnx_draft_probs import AS_LOGITS, ONE_HOT
 from trtllm_dspark.engines.onnx_functions import FLOAT, INT32, INT64, OPSET
 from trtllm_dspark.engines.onnx_selection import selection_function
 

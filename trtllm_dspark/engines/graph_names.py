@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
-PLUGIN_OPS = ("kv_append_", "ragged_verify_attention", "ragged_verify_reduce")
+PLUGIN_OPS = (
+    "kv_append_",
+    "ragged_verify_attention",
+    "ragged_verify_reduce",
+    "markov_tile",
+    "markov_select",
+)
+"""Nodes of the target's and the drafter's graphs that full TensorRT makes plugins of."""
 
 
 def pages_in(layer: int) -> str:

@@ -2,7 +2,8 @@
 """ONNX function body of `accept_drafts`: all three rules, all columns at once.
 
 Equal to the torch reference: weights float32, sums and comparisons float64, the coupled rule's
-noise made from its keys. TensorRT has no float64, so that this body is for ONNX Runtime; there the
+noise made from its keys. For ONNX Runtime only: TensorRT knows neither float64 (TensorRT-RTX's
+parser takes float32 without a word, which is not exact) nor bitwise operators on int64; there the
 plugin of the same name takes the same inputs. Rows, requests and vocabulary are dynamic.
 """
 
@@ -15,11 +16,15 @@ import onnx.parser
 
 from trtllm_dspark.config import require
 from trtllm_dspark.engines.export_ops import DOMAIN
+from trtllm_dspark.engines.onnx_draft_probs import (
+    AS_LOGITS,
+    AS_PROBS,
+    ONE_HOT,
+    q_lines,
+    residual_lines,
+)
 from trtllm_dspark.engines.onnx_functions import FLOAT, INT32, INT64, OPSET
 from trtllm_dspark.engines.onnx_noise import DOUBLE, gumbel_lines
-
-ONE_HOT, AS_PROBS, AS_LOGITS = 0, 1, 2
-"""How q is given: not at all, as probabilities, or as logits with (max, mass) and threshold."""
 
 
 @dataclass(frozen=True)
@@ -137,36 +142,6 @@ block_starts = Mul (request_ids, num_slots)
 block_column = Unsqueeze (block_starts, second)
 block_slots = Add (block_column, slots)
 """
-_Q_OF_DRAFTS = """
-q_bases = Mul (block_slots, vocab)
-q_cells = Add (q_bases, drafts)
-wide_probs = Cast <to = {float}> (draft_probs)
-flat_probs = Reshape (wide_probs, flat)
-{found}
-is_slot = Less (offsets, num_slots)
-is_from_q = And (sampled_column, is_slot)
-one_narrow = Constant <value_float = 1.0> ()
-q_narrow = Where (is_from_q, q_found, one_narrow)
-q = Cast <to = {double}> (q_narrow)
-"""
-_Q_FROM_LOGITS = """
-pairs_shape = Constant <value_ints = [-1, 2]> ()
-stat_pairs = Reshape (draft_stats, pairs_shape)
-slot_tops = Gather <axis = 1> (stat_pairs, zero)
-slot_masses = Gather <axis = 1> (stat_pairs, one)
-slot_edges = Reshape (draft_thresholds, flat)
-request_scales = Unsqueeze (scales, second)
-q_logits = Gather <axis = 0> (flat_probs, q_cells)
-q_tops = Gather <axis = 0> (slot_tops, block_slots)
-q_masses = Gather <axis = 0> (slot_masses, block_slots)
-q_edges = Gather <axis = 0> (slot_edges, block_slots)
-q_shifted = Sub (q_logits, q_tops)
-q_scaled = Mul (q_shifted, request_scales)
-q_weights = Exp (q_scaled)
-q_shares = Div (q_weights, q_masses)
-q_is_cut = Less (q_logits, q_edges)
-q_found = Where (q_is_cut, nothing, q_shares)
-"""
 _ACCEPT = """
 rules_wide = Cast <to = {int64}> (rules)
 is_rejection = Equal (rules_wide, one)
@@ -215,34 +190,6 @@ rejected_column = Unsqueeze (is_rejected, second)
 is_residual = And (rejected_column, is_usable)
 drawn_from = Where (is_residual, residual, final_weights)
 """
-_RESIDUAL_FROM_Q = """
-final_slots = GatherElements <axis = 1> (block_slots, accepted_column)
-final_slot = Squeeze (final_slots, second)
-slot_shape = Concat <axis = 0> (flat, vocab_size)
-slot_rows = Reshape (wide_probs, slot_shape)
-slot_values = Gather <axis = 0> (slot_rows, final_slot)
-{probs}
-final_totals = Gather <axis = 0> (totals, final_rows)
-total_column = Unsqueeze (final_totals, second)
-slot_wide = Cast <to = {double}> (slot_probs)
-q_mass = Mul (slot_wide, total_column)
-final_wide = Cast <to = {double}> (final_weights)
-difference = Sub (final_wide, q_mass)
-excess = Max (difference, zero_wide)
-from_q = Cast <to = {float}> (excess)
-residual = Where (sampled_column, from_q, without_draft)
-"""
-_SLOT_PROBS = """
-slot_top = Gather <axis = 0> (slot_tops, final_slots)
-slot_mass = Gather <axis = 0> (slot_masses, final_slots)
-slot_edge = Gather <axis = 0> (slot_edges, final_slots)
-slot_shifted = Sub (slot_values, slot_top)
-slot_scaled = Mul (slot_shifted, request_scales)
-slot_weights = Exp (slot_scaled)
-slot_shares = Div (slot_weights, slot_mass)
-slot_is_cut = Less (slot_values, slot_edge)
-slot_probs = Where (slot_is_cut, nothing, slot_shares)
-"""
 _DRAW = """
 drawn_wide = Cast <to = {double}> (drawn_from)
 steps = CumSum (drawn_wide, one)
@@ -280,11 +227,6 @@ is_more = Less (lens, wide_draft_lens)
 has_dropped = And (is_all, is_more)
 dropped_accept_probs = Where (has_dropped, dropped_value, nan)
 """
-_NO_Q = """
-starts_wide = Cast <to = {double}> (rows)
-nothing_wide = Mul (starts_wide, zero_wide)
-q = Add (nothing_wide, one_wide)
-"""
 
 
 def acceptance_function(form: AcceptanceForm) -> onnx.FunctionProto:
@@ -307,9 +249,9 @@ def acceptance_function(form: AcceptanceForm) -> onnx.FunctionProto:
     coupled = _COUPLED_CHOICE if form.has_coupled else "choice = Identity (best_choice)"
     parts += [
         _CELLS.format(**types),
-        _q_lines(form, types),
+        q_lines(form.draft_form),
         _ACCEPT.format(choice=coupled, **types),
-        _RESIDUAL.format(residual=_residual_lines(form, types), **types),
+        _RESIDUAL.format(residual=residual_lines(form.draft_form), **types),
         _DRAW.format(**types),
     ]
     header = f'<domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>\n'
@@ -322,22 +264,3 @@ def _coupled_lines(form: AcceptanceForm, types: dict[str, int]) -> str:
         filter=_COUPLED_FILTER if form.has_thresholds else "candidates = Identity (wide_logits)",
         **types,
     )
-
-
-def _q_lines(form: AcceptanceForm, types: dict[str, int]) -> str:
-    if form.draft_form == ONE_HOT:
-        return _NO_Q.format(**types)
-    found = "q_found = Gather <axis = 0> (flat_probs, q_cells)"
-    if form.draft_form == AS_LOGITS:
-        found = _Q_FROM_LOGITS
-    return _Q_OF_DRAFTS.format(found=found, **types)
-
-
-def _residual_lines(form: AcceptanceForm, types: dict[str, int]) -> str:
-    if form.draft_form == ONE_HOT:
-        return "residual = Identity (without_draft)"
-    probs = "slot_probs = Identity (slot_values)"
-    if form.draft_form == AS_LOGITS:
-        probs = _SLOT_PROBS
-    vocab_size = "vocab_size = Unsqueeze (vocab, first)\n"
-    return vocab_size + _RESIDUAL_FROM_Q.format(probs=probs, **types)

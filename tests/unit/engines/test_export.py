@@ -223,16 +223,39 @@ def test_plugin_nodes_have_exactly_the_inputs_and_attributes_of_the_registered_o
     assert "query_offsets" not in {i.name for i in model.graph.input}
 
 
-def test_the_drafters_markov_nodes_keep_their_bodies_beside_plugins(tmp_path):
+@pytest.mark.parametrize("head", ["markov", "gated", "rnn"])
+def test_without_bodies_the_drafters_markov_pairs_are_the_plugins_nodes_too(tmp_path, head):
+    pytest.importorskip("triton", reason="the table of ops names Triton-language kernels")
     import onnx
+    from dspark_plugins.tensorrt_ops import OPS
 
     from trtllm_dspark.engines.export import export_drafter
 
-    config = drafter_config(head_type="markov", markov_rank=4, confidence_head=True)
+    config = drafter_config(head_type=head, markov_rank=4, confidence_head=True)
     model = make_drafter(config, make_target(llama()))
-    path = export_drafter(model, tmp_path / "d.onnx", page_size=PAGE_SIZE, with_functions=False)
-    names = {f.name for f in onnx.load(str(path), load_external_data=False).functions}
-    assert {"markov_tile", "markov_select"} <= names and "kv_append_" not in names
+    path = export_drafter(
+        model, tmp_path / "d.onnx", page_size=PAGE_SIZE, with_functions=False, max_requests=32
+    )
+    proto = onnx.load(str(path), load_external_data=False)
+    assert not [f for f in proto.functions if f.domain == "dspark"]
+    nodes = [node for node in proto.graph.node if node.op_type.startswith("markov_")]
+    assert [node.op_type for node in nodes] == ["markov_tile", "markov_select"] * GAMMA
+    specs = {spec.name: spec for spec in OPS}
+    made = {i.name for i in [*proto.graph.input, *proto.graph.initializer]}
+    for node in proto.graph.node:
+        assert {name for name in node.input if name} <= made, node.op_type
+        made.update(node.output)
+        if node in nodes:
+            spec = specs[node.op_type]
+            assert len(node.input) == len(spec.inputs)
+            assert len(node.input) + len(node.output) == spec.io_types.count(",") + 1
+            assert {a.name for a in node.attribute} == set(spec.attributes)
+    tile, select = nodes[:2]
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in tile.attribute}
+    assert (values["vocab_size"], values["rank"], values["max_requests"]) == (VOCAB, 4, 32)
+    assert list(select.input[:6]) == list(tile.output[:6])
+    weights = {i.name: tuple(i.dims) for i in proto.graph.initializer}
+    assert {weights[name] for name in select.input[8:]} == {(VOCAB, 4)}
 
 
 def test_packed_weights_are_refused(tmp_path):

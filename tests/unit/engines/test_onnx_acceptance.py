@@ -19,12 +19,8 @@ pytest.importorskip("onnxscript", reason="needs onnxscript (extra rtx)")
 
 from tests.unit.engines.test_onnx_selection import open_session  # noqa: E402
 from trtllm_dspark.engines.export_round_ops import export_acceptance  # noqa: E402
-from trtllm_dspark.engines.onnx_acceptance import (  # noqa: E402
-    AS_LOGITS,
-    AS_PROBS,
-    ONE_HOT,
-    AcceptanceForm,
-)
+from trtllm_dspark.engines.onnx_acceptance import AcceptanceForm  # noqa: E402
+from trtllm_dspark.engines.onnx_draft_probs import AS_LOGITS, AS_PROBS, ONE_HOT  # noqa: E402
 from trtllm_dspark.engines.onnx_functions import OPSET  # noqa: E402
 from trtllm_dspark.engines.onnx_noise import gumbel_lines  # noqa: E402
 

@@ -16,6 +16,8 @@ onnx = pytest.importorskip("onnx", reason="needs onnx (extra rtx)")
 ort = pytest.importorskip("onnxruntime", reason="needs onnxruntime (extra dev)")
 pytest.importorskip("onnxscript", reason="needs onnxscript (extra rtx)")
 
+from trtllm_dspark.engines.build_profiles import Profile, Range  # noqa: E402
+from trtllm_dspark.engines.build_tensorrt import BuildOptions, build_engine  # noqa: E402
 from trtllm_dspark.engines.export_round_ops import export_selection  # noqa: E402
 
 NAMES = ("verify_lens", "cu_query_lens", "token_ids", "positions", "row_requests")
@@ -105,3 +107,19 @@ def test_the_node_is_the_plugins_and_the_body_can_be_left_out(tmp_path):
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     assert values == {"num_drafts": 3, "max_requests": 4, "rung": 16}
     assert set(values) == set(spec.attributes)
+
+
+def test_tensorrt_rtx_builds_the_graph_with_its_body(tmp_path):
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the extra rtx")
+    path = export_selection(tmp_path / "s.onnx", num_drafts=2, max_requests=4, rung=8)
+    inputs = {
+        value.name: tuple(d.dim_value or None for d in value.type.tensor_type.shape.dim)
+        for value in onnx.load(str(path)).graph.input
+    }
+
+    def of(shape, requests) -> tuple[int, ...]:
+        return tuple(requests if size is None else size for size in shape)
+
+    ranges = {n: Range(of(s, 1), of(s, 4), of(s, 4)) for n, s in inputs.items()}
+    plan = build_engine(path, [Profile("8", ranges)], (0, 0), BuildOptions())
+    assert len(plan) > 10_000
