@@ -228,6 +228,7 @@ def _build_drafter(
         scratch / "drafter.onnx",
         page_size=job.limits.page_size,
         with_functions=not facts.plugins,
+        max_requests=job.limits.max_num_requests,
     )
     path = _prepare_graph(path, facts)
     profiles = drafter_profiles(job.limits, facts.tap_width)
