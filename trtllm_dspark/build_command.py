@@ -227,6 +227,7 @@ def plan_job(arguments: argparse.Namespace, source: Source) -> tuple[BuildJob, s
         limits,
         arguments.dtype,
         in_place=arguments.backend != "tensorrt_rtx",
+        separate=arguments.separate_engines,
     )
     check_memory(shape, sizes)
     totals = {

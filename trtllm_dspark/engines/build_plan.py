@@ -14,6 +14,10 @@ from trtllm_dspark.config import BucketConfig, DrafterConfig, ModelConfig, requi
 from trtllm_dspark.engines.build_profiles import EngineLimits
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KERNEL_BYTES_PER_PROFILE, KERNEL_BYTES_PER_LAYER = 1_500_000, 480_000
+"""Of a TensorRT-RTX engine, the latter per profile and layer: fitted to engines of SmolLM2's shape
+with 2 and with 30 layers (TensorRT-RTX 1.7).
+"""
 
 
 @dataclass(frozen=True)
@@ -125,13 +129,19 @@ class Sizes:
     """Estimated bytes."""
 
     target_weight_bytes: int
+    """Of all target files together: each holds them."""
     drafter_weight_bytes: int
     kv_bytes: int
     """Both models' pages; twice without plugins (pages are not updated in place)."""
+    target_extra_bytes: int = 0
+    """Kernels of every profile, and weights in a second layout; 0 where nothing is known of them
+    (full TensorRT) or there are none (torch).
+    """
+    drafter_extra_bytes: int = 0
 
     @property
     def weight_bytes(self) -> int:
-        """Both engines' weights."""
+        """Both models' weights."""
         return self.target_weight_bytes + self.drafter_weight_bytes
 
     @property
@@ -147,8 +157,9 @@ def estimate_sizes(
     dtype: str,
     *,
     in_place: bool,
+    separate: bool = False,
 ) -> Sizes:
-    """Weights from the shapes, K/V from the pool."""
+    """Weights from the shapes, K/V from the pool; kernels of TensorRT-RTX (not `in_place`)."""
     width = BYTES[dtype]
     per_row = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     drafter_weights = 0
@@ -156,7 +167,19 @@ def estimate_sizes(
         per_row += 2 * drafter.num_layers * drafter.num_kv_heads * drafter.head_dim
         drafter_weights = _drafter_parameters(drafter, model)
     rows = limits.num_pages * limits.page_size * (1 if in_place else 2)
-    return Sizes(_target_parameters(model) * width, drafter_weights * width, rows * per_row * width)
+    target = _target_parameters(model) * width * (len(limits.rungs) if separate else 1)
+    extra = [0, 0]
+    if not in_place:
+        extra[0] = _extra_bytes(model, len(limits.rungs), width)
+        extra[1] = _extra_bytes(drafter, len(limits.request_buckets) + 1, width) if drafter else 0
+    return Sizes(target, drafter_weights * width, rows * per_row * width, *extra)
+
+
+def _extra_bytes(model: ModelConfig | DrafterConfig, num_profiles: int, width: int) -> int:
+    """Kernels; and gate and up, which lie in a second layout beside the first (looked up)."""
+    kernels = KERNEL_BYTES_PER_PROFILE + model.num_layers * KERNEL_BYTES_PER_LAYER
+    gate_up = 2 * model.hidden_size * model.intermediate_size * width
+    return num_profiles * kernels + model.num_layers * gate_up
 
 
 def _layer_parameters(
@@ -222,10 +245,16 @@ def format_plan(limits: EngineLimits, rows: Sequence[BucketRow], sizes: Sizes) -
         f"ladder ({len(limits.rungs)} target profiles): {' '.join(map(str, limits.rungs))}",
         f"pages: {limits.num_pages} of {limits.page_size} tokens; γ = {limits.num_drafts}",
         f"K/V memory: {format_bytes(sizes.kv_bytes)}",
-        f"estimated engine sizes: target {format_bytes(sizes.target_weight_bytes)}, "
-        f"drafter {format_bytes(sizes.drafter_weight_bytes)} of weights, and kernels",
+        "estimated engine sizes: "
+        f"target {_engine_size(sizes.target_weight_bytes, sizes.target_extra_bytes)}, "
+        f"drafter {_engine_size(sizes.drafter_weight_bytes, sizes.drafter_extra_bytes)}",
     ]
     return "\n".join(lines)
+
+
+def _engine_size(weight_bytes: int, extra_bytes: int) -> str:
+    weights = f"{format_bytes(weight_bytes)} of weights"
+    return f"{format_bytes(weight_bytes + extra_bytes)} ({weights})" if extra_bytes else weights
 
 
 def format_bytes(count: int) -> str:

@@ -80,6 +80,32 @@ def test_sizes_count_pages_twice_where_they_are_not_updated_in_place():
     assert twice.kv_bytes == 2 * once.kv_bytes and twice.weight_bytes == once.weight_bytes
 
 
+def test_engine_sizes_of_the_demo_model_are_about_those_that_were_built():
+    """SmolLM2-135M with its drafter, 27 and 6 profiles: 804 MB and 134 MB (docs/engines.md)."""
+    model = ModelConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
+        num_kv_heads=3, head_dim=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    drafter = DrafterConfig(
+        hidden_size=576, intermediate_size=1536, num_layers=3, num_heads=9, num_kv_heads=3,
+        head_dim=64, vocab_size=49152, target_hidden_size=576, num_target_layers=30,
+        target_layer_ids=(1, 7, 14, 21, 28), head_type="markov", markov_rank=64,
+    )  # fmt: skip
+    profiles = EngineLimits(tuple(range(1, 28)), (1, 2, 4, 8, 16), 7, 7, 2048, 32, 1041)
+    sizes = estimate_sizes(model, drafter, profiles, "bfloat16", in_place=False)
+    target = sizes.target_weight_bytes + sizes.target_extra_bytes
+    assert target == pytest.approx(804e6, rel=0.02)
+    drafts = sizes.drafter_weight_bytes + sizes.drafter_extra_bytes
+    assert drafts == pytest.approx(134e6, rel=0.1)
+
+
+def test_separate_engines_hold_the_weights_once_each():
+    once = estimate_sizes(MODEL, DRAFTER, limits(), "bfloat16", in_place=True)
+    each = estimate_sizes(MODEL, DRAFTER, limits(), "bfloat16", in_place=True, separate=True)
+    assert each.target_weight_bytes == len(RUNGS) * once.target_weight_bytes
+    assert each.total_bytes - once.total_bytes == (len(RUNGS) - 1) * once.target_weight_bytes
+
+
 def test_memory_that_does_not_suffice_is_refused():
     sizes = estimate_sizes(MODEL, DRAFTER, limits(), "bfloat16", in_place=True)
     check_memory(SHAPE, sizes)
