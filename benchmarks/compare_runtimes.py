@@ -59,6 +59,8 @@ class Worker:
         ]  # fmt: skip
         if arguments.gguf:
             command += ["--gguf", arguments.gguf]
+        if arguments.no_repack:
+            command += ["--no-repack"]
         if arguments.drafter:
             command += ["--drafter", arguments.drafter]
         self.process = subprocess.Popen(
@@ -77,7 +79,11 @@ class Worker:
         """End the process."""
         if self.process.stdin is not None:
             self.process.stdin.close()
-        self.process.wait(60)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -156,6 +162,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--gguf", help="the same model for llama.cpp")
+    parser.add_argument(
+        "--no-repack",
+        action="store_true",
+        help="llama.cpp: weights as they are in the file (its AMX kernels crash on some machines)",
+    )
     parser.add_argument("--drafter", help="DSpark drafter directory (default: the model's own)")
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
     parser.add_argument("--prompts", nargs="+", help="JSONL files (default: the demo's prompts)")

@@ -79,6 +79,8 @@ class LlamaCppRuntime:
 
         if not arguments.gguf:
             raise ImportError("no --gguf was given")
+        if arguments.no_repack:
+            keep_weights_as_they_are()
         draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None
         self.model = Llama(
             model_path=arguments.gguf, n_ctx=2048, n_threads=arguments.threads,
@@ -89,7 +91,9 @@ class LlamaCppRuntime:
         self.about = {
             "version": metadata.version("llama-cpp-python"),
             "gguf": Path(arguments.gguf).name,
-            "how": "one after another" + (", prompt look-up" if lookup else ""),
+            "how": "one after another"
+            + (", prompt look-up" if lookup else "")
+            + (", weights not repacked" if arguments.no_repack else ""),
         }
 
     def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> int:
@@ -102,6 +106,22 @@ class LlamaCppRuntime:
                     count += num_tokens
                     break
         return count
+
+
+def keep_weights_as_they_are() -> None:
+    """Forbid llama.cpp to repack weights: on some machines its AMX kernels end with signal 11
+    (ggml-org/llama.cpp#20824). `Llama` has no argument for it, its default parameters have.
+    """
+    from llama_cpp import llama_cpp as library
+
+    defaults = library.llama_model_default_params
+
+    def without_repacking() -> Any:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    library.llama_model_default_params = without_repacking
 
 
 class DSparkRuntime:
@@ -161,6 +181,7 @@ def main() -> int:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--gguf")
+    parser.add_argument("--no-repack", action="store_true")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--dtype", default="bfloat16")

@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import compare_runtimes
+from benchmarks import compare_runtimes, compare_worker
 from tests.e2e.tiny_model import write_tiny_model
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.sweep_file import SweepFile
@@ -66,6 +68,19 @@ def test_rates_are_in_the_order_of_rounds_and_of_the_runtimes_asked_for(tmp_path
     assert found == {"8": {"dspark": [4.0, 9.0], "transformers": [2.0, 3.0]}}
     assert list(found["8"]) == ["dspark", "transformers"]
     assert "2.50 [2.00, 3.00]" in compare_runtimes.render(found)
+
+
+def test_llama_cpp_is_told_not_to_repack_by_its_default_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library is not installed with our tests: a stand-in has the one function that matters."""
+    library = SimpleNamespace(
+        llama_model_default_params=lambda: SimpleNamespace(use_extra_bufts=True, use_mmap=True)
+    )
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=library))
+    compare_worker.keep_weights_as_they_are()
+    found = library.llama_model_default_params()
+    assert (found.use_extra_bufts, found.use_mmap) == (False, True)
 
 
 @pytest.mark.slow
