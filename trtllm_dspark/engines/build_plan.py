@@ -241,13 +241,14 @@ def format_plan(limits: EngineLimits, rows: Sequence[BucketRow], sizes: Sizes) -
             f"token_ids [{row.rung}], page_table [{requests}, ≤{limits.max_table_width}], "
             f"logits [{limits.logit_rows_on(row.rung)}, V]"
         )
+    drafter = _engine_size(sizes.drafter_weight_bytes, sizes.drafter_extra_bytes)
     lines += [
         f"ladder ({len(limits.rungs)} target profiles): {' '.join(map(str, limits.rungs))}",
         f"pages: {limits.num_pages} of {limits.page_size} tokens; γ = {limits.num_drafts}",
         f"K/V memory: {format_bytes(sizes.kv_bytes)}",
         "estimated engine sizes: "
         f"target {_engine_size(sizes.target_weight_bytes, sizes.target_extra_bytes)}, "
-        f"drafter {_engine_size(sizes.drafter_weight_bytes, sizes.drafter_extra_bytes)}",
+        + (f"drafter {drafter}" if sizes.drafter_weight_bytes else "no drafter"),
     ]
     return "\n".join(lines)
 

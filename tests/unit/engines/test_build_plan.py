@@ -12,6 +12,7 @@ from trtllm_dspark.engines.build_plan import (
     BuildShape,
     check_memory,
     estimate_sizes,
+    format_plan,
     plan_limits,
 )
 from trtllm_dspark.engines.build_profiles import (
@@ -97,6 +98,11 @@ def test_engine_sizes_of_the_demo_model_are_about_those_that_were_built():
     assert target == pytest.approx(804e6, rel=0.02)
     drafts = sizes.drafter_weight_bytes + sizes.drafter_extra_bytes
     assert drafts == pytest.approx(134e6, rel=0.1)
+
+
+def test_a_plan_without_a_drafter_says_so():
+    sizes = estimate_sizes(MODEL, None, limits(drafter=None), "bfloat16", in_place=False)
+    assert format_plan(limits(drafter=None), [], sizes).endswith(" of weights), no drafter")
 
 
 def test_separate_engines_hold_the_weights_once_each():
