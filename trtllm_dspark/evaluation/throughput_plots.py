@@ -48,7 +48,10 @@ def plot_pareto(rows: Sequence[dict[str, Any]], path: str) -> None:
             "o-",
             label=policy,
         )
-    axes.set_xlabel("tokens/s per user")
+        for row in own:
+            point = (row["tokens_per_s_user"], row["tokens_per_s"])
+            axes.annotate(f"{row['load']:g}", point, (5, 4), textcoords="offset points", fontsize=7)
+    axes.set_xlabel("tokens/s per user (numbers: load)")
     axes.set_ylabel("tokens/s, all requests")
     save(figure, axes, path)
 
@@ -61,7 +64,9 @@ def plot_budget(rows: Sequence[dict[str, Any]], path: str) -> None:
         axes.plot(
             [r["load"] for r in own], [r["verified_per_request"] for r in own], "o-", label=policy
         )
+    loads = sorted({row["load"] for row in rows})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, [f"{load:g}" for load in loads])
     axes.set_xlabel("load (requests, or requests/s)")
     axes.set_ylabel("drafts verified per request and step")
     save(figure, axes, path)
