@@ -74,7 +74,7 @@ def load_aside(load: Callable[[], T]) -> T:
     OpenMP keeps the workers of every thread that ran a parallel region. Were those of the loading
     thread still there beside the engine thread's, there would be more of them than processors, and
     OpenMP would then let workers sleep between regions instead of spinning: on two cores a step
-    of one request took 57 ms instead of 34.
+    of one request took 56 ms instead of 35.
     """
     with ThreadPoolExecutor(1, "dspark-load") as pool:
         return pool.submit(load).result()
