@@ -15,8 +15,7 @@ static inline int threads_for(int64_t numbers, int num_threads) {
 
 static inline vec load(const void *base, int64_t index, int is_bf16) {
   if (!is_bf16) return *(const vec *)((const float *)base + index);
-  halves bits = *(const halves *)((const uint16_t *)base + index);
-  return (vec)(__builtin_convertvector(bits, uvec) << 16);
+  return widen((const uint16_t *)base + index);
 }
 
 static inline void store(void *base, int64_t index, vec x, int is_bf16) {

@@ -15,10 +15,6 @@ static inline float to_float(uint16_t bits) {
   return x;
 }
 
-static inline vec widen(const uint16_t *bits) {
-  return (vec)(__builtin_convertvector(*(const halves *)bits, uvec) << 16);
-}
-
 // U[token] + bf16(w·f), as torch adds them up.
 static inline float sum_of(const uint16_t *base, const uint16_t *w2, const float *f, int64_t token, int64_t rank) {
   vec sums = {};

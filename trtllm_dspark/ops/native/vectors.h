@@ -21,6 +21,10 @@ static inline uvec round_bf16(vec x) { // to nearest even, in the upper half
   return (bits & ~is_nan) | (is_nan & 0x7fc00000u);
 }
 
+static inline vec widen(const uint16_t *bits) { // sixteen bfloat16
+  return (vec)(__builtin_convertvector(*(const halves *)bits, uvec) << 16);
+}
+
 // exp(x) for x ≤ 0, within 2 ulp; 0 below -87.
 static inline vec exp_negative(vec x) {
   const vec lowest = (vec){} - 87.0f;
