@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -69,6 +70,20 @@ def library() -> ctypes.CDLL | None:
         )
         return None
     return loaded
+
+
+@functools.cache
+def kernel(name: str, parameters: tuple[type, ...]) -> Callable[..., None]:
+    """A C function that returns nothing; `takes` has said that the library is there.
+
+    With its parameters declared ctypes converts and checks what it is called with: undeclared, a
+    Python int becomes a C int, and addresses would be cut.
+    """
+    loaded = library()
+    assert loaded is not None
+    function = getattr(loaded, name)
+    function.argtypes, function.restype = parameters, None
+    return function
 
 
 def sources() -> list[Path]:

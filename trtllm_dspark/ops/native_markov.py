@@ -7,14 +7,16 @@ It returns None where the kernel cannot run; the caller then adds up all logits 
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
 
 import torch
 
 from trtllm_dspark.ops import native_library
 
 LANES = 16
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+# base, stride, features, w2, norms, out, num_rows, width, rank, num_threads
+SIGNATURE = (_POINTER, _SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _SIZE, ctypes.c_int32)
+"""Parameters of the C function `markov_argmax`."""
 
 
 def row_norms(weight: torch.Tensor) -> torch.Tensor:
@@ -38,7 +40,7 @@ def markov_argmax(
         return None
     wide, weight = features.float().contiguous(), weight.contiguous()
     out = torch.empty(len(base_logits), dtype=torch.int64)
-    _kernel()(
+    native_library.kernel("markov_argmax", SIGNATURE)(
         base_logits.data_ptr(),
         base_logits.stride(0),
         wide.data_ptr(),
@@ -51,15 +53,3 @@ def markov_argmax(
         torch.get_num_threads(),
     )
     return out
-
-
-@functools.cache
-def _kernel() -> Callable[..., None]:
-    """The C function: base, stride, features, w2, norms, out, num_rows, width, rank, threads."""
-    library = native_library.library()
-    assert library is not None  # `takes` has said so
-    function = library.markov_argmax
-    size, pointer = ctypes.c_int64, ctypes.c_void_p
-    function.argtypes = (pointer, size, *[pointer] * 4, size, size, size, ctypes.c_int32)
-    function.restype = None
-    return function

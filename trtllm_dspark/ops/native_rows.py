@@ -8,7 +8,6 @@ which round at the same places.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 
 import torch
@@ -154,18 +153,4 @@ def _rotate(
 
 
 def _kernel(name: str) -> Callable[..., None]:
-    library = native_library.library()
-    assert library is not None  # `takes` has said so
-    return _declare(library)[name]
-
-
-@functools.cache
-def _declare(library: ctypes.CDLL) -> dict[str, Callable[..., None]]:
-    """The functions of `SIGNATURES`, so that ctypes converts and checks what they are called with.
-
-    Without that a Python int becomes a C int: addresses would be cut.
-    """
-    functions = {name: getattr(library, name) for name in SIGNATURES}
-    for name, function in functions.items():
-        function.argtypes, function.restype = SIGNATURES[name], None
-    return functions
+    return native_library.kernel(name, SIGNATURES[name])
