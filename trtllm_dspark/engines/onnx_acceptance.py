@@ -23,7 +23,7 @@ from trtllm_dspark.engines.onnx_draft_probs import (
     q_lines,
     residual_lines,
 )
-from trtllm_dspark.engines.onnx_functions import FLOAT, INT32, INT64, OPSET
+from trtllm_dspark.engines.onnx_functions import FLOAT, INT32, INT64, OPSET, ROW_OWNER
 from trtllm_dspark.engines.onnx_noise import DOUBLE, gumbel_lines
 
 
@@ -79,14 +79,9 @@ logits_shape = Shape (logits)
 num_rows = Gather <axis = 0> (logits_shape, zero)
 vocab = Gather <axis = 0> (logits_shape, one)
 row_ids = Range (zero, num_rows, one)
-row_column = Unsqueeze (row_ids, second)
-is_passed = LessOrEqual (ends, row_column)
-passed = Cast <to = {int64}> (is_passed)
-owner = ReduceSum <keepdims = 0> (passed, second)
 rules_shape = Shape (rules)
 num_requests = Gather <axis = 0> (rules_shape, zero)
-last_request = Sub (num_requests, one)
-request = Min (owner, last_request)
+{row_owner}
 row_scales = Gather <axis = 0> (scales, request)
 scale_column = Unsqueeze (row_scales, second)
 wide_logits = Cast <to = {float}> (logits)
@@ -241,7 +236,9 @@ def acceptance_function(form: AcceptanceForm) -> onnx.FunctionProto:
             **types,
         ),
         _ROWS.format(
-            filter=_FILTER if form.has_thresholds else "weights = Identity (all_weights)", **types
+            filter=_FILTER if form.has_thresholds else "weights = Identity (all_weights)",
+            row_owner=ROW_OWNER,
+            **types,
         ),
     ]
     if form.has_coupled:

@@ -31,16 +31,12 @@ slot_tops = Gather <axis = 1> (stat_pairs, zero)
 slot_masses = Gather <axis = 1> (stat_pairs, one)
 slot_edges = Reshape (draft_thresholds, flat)
 request_scales = Unsqueeze (scales, second)
-q_logits = Gather <axis = 0> (flat_probs, q_cells)
-q_tops = Gather <axis = 0> (slot_tops, block_slots)
-q_masses = Gather <axis = 0> (slot_masses, block_slots)
-q_edges = Gather <axis = 0> (slot_edges, block_slots)
-q_shifted = Sub (q_logits, q_tops)
-q_scaled = Mul (q_shifted, request_scales)
-q_weights = Exp (q_scaled)
-q_shares = Div (q_weights, q_masses)
-q_is_cut = Less (q_logits, q_edges)
-q_found = Where (q_is_cut, nothing, q_shares)
+cell_values = Gather <axis = 0> (flat_probs, q_cells)
+cell_top = Gather <axis = 0> (slot_tops, block_slots)
+cell_mass = Gather <axis = 0> (slot_masses, block_slots)
+cell_edge = Gather <axis = 0> (slot_edges, block_slots)
+{cell_probs}
+q_found = Identity (cell_probs)
 """
 _RESIDUAL_FROM_Q = """
 final_slots = GatherElements <axis = 1> (block_slots, accepted_column)
@@ -64,12 +60,15 @@ _SLOT_PROBS = """
 slot_top = Gather <axis = 0> (slot_tops, final_slots)
 slot_mass = Gather <axis = 0> (slot_masses, final_slots)
 slot_edge = Gather <axis = 0> (slot_edges, final_slots)
-slot_shifted = Sub (slot_values, slot_top)
-slot_scaled = Mul (slot_shifted, request_scales)
-slot_weights = Exp (slot_scaled)
-slot_shares = Div (slot_weights, slot_mass)
-slot_is_cut = Less (slot_values, slot_edge)
-slot_probs = Where (slot_is_cut, nothing, slot_shares)
+{slot_probs}
+"""
+_PROBS_OF_LOGITS = """
+{p}_shifted = Sub ({p}_values, {p}_top)
+{p}_scaled = Mul ({p}_shifted, request_scales)
+{p}_weights = Exp ({p}_scaled)
+{p}_shares = Div ({p}_weights, {p}_mass)
+{p}_is_cut = Less ({p}_values, {p}_edge)
+{p}_probs = Where ({p}_is_cut, nothing, {p}_shares)
 """
 _NO_Q = """
 starts_wide = Cast <to = {double}> (rows)
@@ -83,7 +82,9 @@ def q_lines(draft_form: int) -> str:
     if draft_form == ONE_HOT:
         return _format(_NO_Q)
     found = "q_found = Gather <axis = 0> (flat_probs, q_cells)"
-    return _format(_Q_OF_DRAFTS, found=_Q_FROM_LOGITS if draft_form == AS_LOGITS else found)
+    if draft_form == AS_LOGITS:
+        found = _Q_FROM_LOGITS.format(cell_probs=_PROBS_OF_LOGITS.format(p="cell").strip())
+    return _format(_Q_OF_DRAFTS, found=found)
 
 
 def residual_lines(draft_form: int) -> str:
@@ -91,7 +92,9 @@ def residual_lines(draft_form: int) -> str:
     if draft_form == ONE_HOT:
         return "residual = Identity (without_draft)"
     probs = "slot_probs = Identity (slot_values)"
-    return _format(_RESIDUAL_FROM_Q, probs=_SLOT_PROBS if draft_form == AS_LOGITS else probs)
+    if draft_form == AS_LOGITS:
+        probs = _SLOT_PROBS.format(slot_probs=_PROBS_OF_LOGITS.format(p="slot").strip())
+    return _format(_RESIDUAL_FROM_Q, probs=probs)
 
 
 def _format(text: str, **parts: str) -> str:

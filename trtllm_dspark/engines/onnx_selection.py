@@ -12,7 +12,7 @@ import onnx
 import onnx.parser
 
 from trtllm_dspark.engines.export_ops import DOMAIN
-from trtllm_dspark.engines.onnx_functions import INT32, INT64, OPSET
+from trtllm_dspark.engines.onnx_functions import INT32, INT64, OPSET, ROW_OWNER
 
 _SIGNATURE = (
     "select_drafts (survivals, capacity, caps, anchor_ids, anchor_positions, draft_ids) => "
@@ -68,15 +68,9 @@ cu_query_lens = Cast <to = {int32}> (prefix_sums)
 _PACK = """
 rung = Constant <value_int = {rung}> ()
 row_ids = Range (zero, rung, one)
-row_column = Unsqueeze (row_ids, second)
-is_passed = LessOrEqual (ends, row_column)
-passed = Cast <to = {int64}> (is_passed)
-owner = ReduceSum <keepdims = 0> (passed, second)
 caps_shape = Shape (caps)
 num_requests = Gather <axis = 0> (caps_shape, zero)
-last_request = Sub (num_requests, one)
-is_row = Less (owner, num_requests)
-request = Min (owner, last_request)
+{row_owner}
 starts = Sub (ends, query_lens)
 own_start = Gather <axis = 0> (starts, request)
 distance = Sub (row_ids, own_start)
@@ -111,6 +105,7 @@ def selection_function(num_drafts: int, rung: int) -> onnx.FunctionProto:
         rung=rung,
         int32=INT32,
         int64=INT64,
+        row_owner=ROW_OWNER,
     )
     header = f'<domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>\n'
     return onnx.parser.parse_function(f"{header}{_SIGNATURE} {{{body}}}")
