@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW on float32 master weights of a model that computes in bfloat16; schedules; averaging.
+"""AdamW and Muon on float32 master weights of a bfloat16 model; schedules; averaging.
 
 Knows parameters and gradients by name, nothing of losses or data.
 """
@@ -24,10 +24,20 @@ def learning_rate_factor(step: int, num_steps: int, warmup: float, schedule: str
     return 1.0 - progress if schedule == "linear" else 1.0
 
 
-class MasterOptimizer:
-    """Float32 masters, their AdamW moments and (optionally) an exponential moving average.
+OPTIMIZERS = ("adamw", "muon")
 
-    The model's own parameters are overwritten after every step. `ema_decay` 0 = no average.
+
+def is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
+    """Whether it maps hidden vectors to hidden vectors: not a head's table, not a vector."""
+    return parameter.ndim == 2 and not name.startswith(("markov.", "confidence."))
+
+
+class MasterOptimizer:
+    """Float32 masters, their moments and (optionally) an exponential moving average.
+
+    `optimizer` "muon" moves hidden matrices along the orthogonalised momentum (Jordan et al. 2024),
+    scaled to AdamW's step size, and everything else by AdamW. The model's own parameters are
+    overwritten after every step. `ema_decay` 0 = no average.
     """
 
     def __init__(
@@ -37,14 +47,23 @@ class MasterOptimizer:
         lr: float,
         betas: tuple[float, float] = (0.9, 0.95),
         ema_decay: float = 0.0,
+        optimizer: str = "adamw",
     ) -> None:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.masters = {n: nn.Parameter(p.detach().float().clone()) for n, p in self.params.items()}
         self.lr, self.ema_decay = lr, ema_decay
         self.ema = {n: m.detach().clone() for n, m in self.masters.items()} if ema_decay else {}
-        self._adam = torch.optim.AdamW(
-            list(self.masters.values()), lr=lr, betas=betas, weight_decay=0.0, fused=True
-        )
+        matrices, rest = [], []
+        for name, master in self.masters.items():
+            by_muon = optimizer == "muon" and is_hidden_matrix(name, master)
+            (matrices if by_muon else rest).append(master)
+        self._optimizers: dict[str, torch.optim.Optimizer] = {
+            "adam": torch.optim.AdamW(rest, lr=lr, betas=betas, weight_decay=0.0, fused=True)
+        }
+        if matrices:
+            self._optimizers["muon"] = torch.optim.Muon(
+                matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            )
         self.num_steps = 0
 
     def step(self, grads: dict[str, torch.Tensor], factor: float, max_norm: float = 1.0) -> float:
@@ -55,8 +74,9 @@ class MasterOptimizer:
         for name, master in self.masters.items():
             master.grad = grads.get(name)
         norm = nn.utils.clip_grad_norm_(self.masters.values(), max_norm)
-        self._adam.param_groups[0]["lr"] = self.lr * factor
-        self._adam.step()
+        for inner in self._optimizers.values():
+            inner.param_groups[0]["lr"] = self.lr * factor
+            inner.step()
         self.num_steps += 1
         self._average()
         self.write_(self.masters)
@@ -85,9 +105,13 @@ class MasterOptimizer:
         return {
             "masters": {n: m.detach() for n, m in self.masters.items()},
             "ema": self.ema,
-            "adam": self._adam.state_dict(),
+            **{name: inner.state_dict() for name, inner in self._optimizers.items()},
             "num_steps": self.num_steps,
         }
+
+    def can_load(self, state: dict[str, Any]) -> bool:
+        """Whether `state` holds moments of the same kinds."""
+        return all((name in state) == (name in self._optimizers) for name in ("adam", "muon"))
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,6 +120,7 @@ class MasterOptimizer:
             master.copy_(state["masters"][name])
         for name in self.ema:
             self.ema[name].copy_(state["ema"][name])
-        self._adam.load_state_dict(state["adam"])
+        for name, inner in self._optimizers.items():
+            inner.load_state_dict(state[name])
         self.num_steps = int(state["num_steps"])
         self.write_(self.masters)

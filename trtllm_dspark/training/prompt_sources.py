@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,10 @@ def make_item(
         domain = rng.choice(sorted(STARTS))
         start = rng.choice(STARTS[domain].split("|"))
         return Item(item_id, start, True, temperature, token_seed)
-    prompt = prompts[rng.randrange(len(prompts))]
+    # A domain with many prompts comes more often, but only by the root of their number: a drafter
+    # is judged by the mean over domains, and a short file must not be answered over and over.
+    count = Counter(prompt.domain for prompt in prompts)
+    (prompt,) = rng.choices(prompts, [count[prompt.domain] ** -0.5 for prompt in prompts])
     text = prompt.text
     if prompt.domain == "math" and rng.random() < 0.6:
         text = change_numbers(text, rng)

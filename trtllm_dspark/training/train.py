@@ -22,6 +22,7 @@ from trtllm_dspark.models.target import TargetModel
 from trtllm_dspark.options import configure_logging
 from trtllm_dspark.training.dataset import SequenceStream, hash_stores, load_sequence, usable_rows
 from trtllm_dspark.training.objective import LossWeights
+from trtllm_dspark.training.optimizer import OPTIMIZERS
 from trtllm_dspark.training.packing import TokenSequence
 from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.speed import can_fuse, fuse_modules_, keep_freed_memory
@@ -68,6 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-anchors", type=int, default=default.max_anchors)
     parser.add_argument("--anchor-share", type=float, default=default.anchor_share)
     parser.add_argument("--max-len", type=int, default=default.max_len)
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=default.optimizer,
+        help="muon: orthogonalised momentum for the hidden matrices, AdamW for the rest",
+    )
     parser.add_argument("--lr", type=float, default=default.lr)
     parser.add_argument("--warmup", type=float, default=default.warmup)
     parser.add_argument("--schedule", default=default.schedule)
@@ -165,6 +172,7 @@ def train_config(arguments: argparse.Namespace) -> TrainConfig:
         max_anchors=arguments.max_anchors,
         anchor_share=arguments.anchor_share,
         max_len=arguments.max_len,
+        optimizer=arguments.optimizer,
         lr=arguments.lr,
         warmup=arguments.warmup,
         schedule=arguments.schedule,

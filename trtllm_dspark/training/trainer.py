@@ -25,7 +25,7 @@ from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.training.block_softmax import make_block_softmax
 from trtllm_dspark.training.dataset import SequenceStream
 from trtllm_dspark.training.objective import LossWeights, Objective, ObjectiveValues
-from trtllm_dspark.training.optimizer import MasterOptimizer, learning_rate_factor
+from trtllm_dspark.training.optimizer import OPTIMIZERS, MasterOptimizer, learning_rate_factor
 from trtllm_dspark.training.packing import TokenSequence
 from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.state_cache import StateSource
@@ -51,6 +51,7 @@ class TrainConfig:
     """Part of the answer positions taken as anchors per visit."""
     max_len: int = 768
     """Tokens of a sequence at most."""
+    optimizer: str = "adamw"
     lr: float = 6e-4
     warmup: float = 0.04
     """Part of the steps."""
@@ -77,6 +78,7 @@ class TrainConfig:
             self.schedule,
             "cosine, linear or constant",
         )
+        require(self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, " or ".join(OPTIMIZERS))
         require(0.0 <= self.ema_decay < 1.0, "ema_decay", self.ema_decay, "in [0, 1)")
 
 
@@ -104,7 +106,9 @@ class Trainer:
             model, head, config.loss, make_kernels(fuse), config.tile_rows, vocabulary
         )
         self.runner = StepRunner(model, sources, objective, make_block_softmax(fuse))
-        self.optimizer = MasterOptimizer(model, lr=config.lr, ema_decay=config.ema_decay)
+        self.optimizer = MasterOptimizer(
+            model, lr=config.lr, ema_decay=config.ema_decay, optimizer=config.optimizer
+        )
         self.best = float("-inf")
         self._blocks_done = 0
 
@@ -122,6 +126,11 @@ class Trainer:
             raise ConfigError(
                 f"{self.files.state_path} belongs to a drafter of another shape: choose another "
                 "output directory or the same options"
+            )
+        if not self.optimizer.can_load(state["optimizer"]):
+            raise ConfigError(
+                f"{self.files.state_path} was not trained with optimizer = "
+                f"{self.config.optimizer!r}: choose another output directory or its optimizer"
             )
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.restore(state["stream"])

@@ -16,6 +16,7 @@ from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.training.dataset import SequenceStream, load_sequence
 from trtllm_dspark.training.objective import LossWeights
+from trtllm_dspark.training.optimizer import OPTIMIZERS
 from trtllm_dspark.training.run_files import RunFiles
 from trtllm_dspark.training.state_cache import OnTheFly
 from trtllm_dspark.training.trainer import TrainConfig, Trainer
@@ -81,8 +82,15 @@ def test_a_drafter_learns_a_deterministic_language(tmp_path: Path, changes: dict
     assert after["joint_ece"][0] < 0.15
 
 
-def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path: Path) -> None:
-    short = dataclasses.replace(CONFIG, num_steps=8, validate_every=1000)
+def test_muon_learns_a_deterministic_language(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, dataclasses.replace(CONFIG, optimizer="muon"))
+    trainer.run()
+    assert trainer.validate()["survival"][0] > 0.9
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path: Path, optimizer: str) -> None:
+    short = dataclasses.replace(CONFIG, num_steps=8, validate_every=1000, optimizer=optimizer)
     whole = make_trainer(tmp_path, short, run="whole")
     whole.run()
     first = make_trainer(tmp_path, short, run="halves")
@@ -123,6 +131,13 @@ def test_the_log_and_the_exported_drafter_say_how_they_came_about(tmp_path: Path
     extra = json.loads((trainer.files.best_dir / "config.json").read_text())["extra"]
     assert extra["provenance"]["data_sha256"] == "x"
     assert "git_revision" in extra["provenance"]
+
+
+def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    make_trainer(tmp_path, CONFIG).save()
+    other = make_trainer(tmp_path, dataclasses.replace(CONFIG, optimizer="muon"))
+    with pytest.raises(ConfigError, match="not trained with optimizer = 'muon'"):
+        other.resume()
 
 
 def test_a_state_of_another_drafter_is_refused(tmp_path: Path) -> None:
