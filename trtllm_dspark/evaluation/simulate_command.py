@@ -42,7 +42,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: dspark simulate --policies autoregressive fixed adaptive "
         "--concurrency 4 8 16 32 64 --pareto pareto.png",
     )
-    parser.add_argument("--table", help="latency table (JSON of `dspark profile`); default: H20")
+    parser.add_argument(
+        "--table", help="latency table of `dspark profile`, SGLang or TensorRT-LLM; default: H20"
+    )
     parser.add_argument("--gamma", type=int, default=15, help="drafts per block (default: 15)")
     parser.add_argument(
         "--policies", nargs="+", default=["autoregressive", "fixed", "ratio_bucket", "adaptive"]

@@ -6,8 +6,12 @@ simulated run of a named policy.
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import Any
 
+import numpy as np
+
+from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.acceptance_models import (
     AcceptanceModel,
@@ -22,8 +26,11 @@ from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation import SimulatedSystem, Simulation
 from trtllm_dspark.evaluation.simulation_report import SimulationReport
 from trtllm_dspark.scheduling import PolicyResources, create_policy
+from trtllm_dspark.scheduling.interchange import table_from_json_form
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
+
+logger = logging.getLogger(__name__)
 
 
 def add_roofline_options(parser: argparse.ArgumentParser) -> None:
@@ -77,14 +84,29 @@ def acceptance_model(arguments: argparse.Namespace, num_drafts: int) -> Acceptan
 
 
 def cost_table(arguments: argparse.Namespace, num_drafts: int, most: int) -> LatencyTable:
-    """A measured table, a roofline, or (default) the published H20 table."""
+    """A measured table (of this or another server), a roofline, or (default) the H20 table."""
     if arguments.table and arguments.gpu:
         raise ConfigError("--table and --gpu were given: costs must come from one of them")
     if arguments.table:
-        return LatencyTable.load(arguments.table)
+        return measured_table(arguments.table, num_drafts, most)
     if arguments.gpu:
         return roofline(arguments, num_drafts, most).latency_table()
     return h20_table(num_drafts=num_drafts)
+
+
+def measured_table(path: str, num_drafts: int, most: int) -> LatencyTable:
+    """A table of `dspark profile`, SGLang or TensorRT-LLM; says what the last two lack."""
+    buckets = [1 << k for k in range(max(most - 1, 0).bit_length() + 1)]
+    table = table_from_json_form(
+        load_json(path), request_buckets=buckets, num_drafts=num_drafts, fingerprint=path
+    )
+    if np.isnan(table.no_draft_ms).all():
+        logger.warning(
+            "%s has no times of plain steps: they are priced as drafted steps with one row per "
+            "request, which overstates them",
+            path,
+        )
+    return table
 
 
 def simulate_policy(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trtllm_dspark.evaluation.roofline import Roofline
 from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation import SimulatedSystem, Simulation
 from trtllm_dspark.scheduling import PolicyResources, create_policy, policy_names
+from trtllm_dspark.scheduling.interchange import table_to_sglang_additive, table_to_tensorrt_llm
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
 
 
@@ -235,6 +237,24 @@ def test_an_estimated_gpu_holds_back_requests_whose_kv_do_not_fit(tmp_path: Path
         waiting[name] = json.loads(path.read_text("utf-8"))["rows"][0]["num_waiting"]
     room = Roofline("h100", "qwen3-32b", "fp8", num_drafts=3, max_num_requests=64).kv_tokens
     assert waiting == {"fits": 64 - room // 4004, "none": 0} and waiting["fits"] > 0
+
+
+@pytest.mark.parametrize(
+    "form", [table_to_tensorrt_llm, table_to_sglang_additive], ids=["tensorrt-llm", "sglang"]
+)
+def test_tables_of_other_servers_are_simulated_and_what_they_lack_is_said(
+    form: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(form(h20_table())), encoding="utf-8")
+    common = ["--policies", "fixed", "--concurrency", "8", "--steps", "20", "--warm-up", "2"]
+    rates = []
+    for name, more in (("own", []), ("foreign", ["--table", str(table)])):
+        path = tmp_path / f"{name}.json"
+        assert simulate_command.main([*common, *more, "--json", str(path)]) == 0
+        rates.append(json.loads(path.read_text("utf-8"))["rows"][0]["tokens_per_s"])
+    assert rates[1] == pytest.approx(rates[0], rel=0.01)
+    assert "no times of plain steps" in caplog.text
 
 
 def test_simulate_refuses_unknown_policies_and_two_sources_of_costs() -> None:
