@@ -64,7 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         help="K/V limit in tokens; 0 = none (default: what fits on --gpu, else none)",
     )
-    parser.add_argument("--max-batch-size", type=int, default=4096)
+    parser.add_argument(
+        "--max-batch-size",
+        type=int,
+        default=4096,
+        help="requests active at once, others wait (default: 4096; never more than the costs are "
+        "of, 64 on the H20)",
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=100)
     parser.add_argument("--json", help="write (and resume from) this file")
@@ -93,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(arguments.policies) - set(policy_names()))
     if unknown:
         raise ConfigError(f"policies {unknown} are unknown: choose of {', '.join(policy_names())}")
-    most = min(arguments.max_batch_size, max(arguments.concurrency))
+    most = most_active(arguments)
     table = cost_table(arguments, arguments.gamma, most)
+    check_costs(arguments, table)
     if table.num_drafts != arguments.gamma and arguments.table:
         arguments.gamma = table.num_drafts
     if arguments.kv_tokens is None:
@@ -110,6 +117,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.budget:
         plot_budget(rows, arguments.budget)
     return 0
+
+
+def most_active(arguments: argparse.Namespace) -> int:
+    """Requests that may be active at once; an open loop may come to any number."""
+    limit: int = arguments.max_batch_size
+    return limit if arguments.arrivals else min(limit, max(arguments.concurrency))
+
+
+def check_costs(arguments: argparse.Namespace, table: LatencyTable) -> None:
+    """Refuse a closed loop of more requests than the table has costs for; open loops queue."""
+    last = table.request_buckets[-1]
+    if not arguments.arrivals and most_active(arguments) > last:
+        raise ConfigError(
+            f"--concurrency {max(arguments.concurrency)}: the costs end at {last} requests, no "
+            f"more are allowed at once; lower it, let the others wait (--max-batch-size {last}) or "
+            "take costs of more requests (--table, --gpu)"
+        )
 
 
 def kv_limit(arguments: argparse.Namespace, most: int) -> int:

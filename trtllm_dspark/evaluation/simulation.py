@@ -43,12 +43,7 @@ class Simulation:
         seed: int = 0,
     ) -> None:  # fmt: skip
         self.system, self.workload = system, workload
-        last = system.table.rungs[-1]
-        given = limits or Limits(max_num_requests=min(4096, last), max_num_tokens=last)
-        num_tokens = min(given.max_num_tokens, last)
-        self.limits = Limits(
-            min(given.max_num_requests, num_tokens), num_tokens, given.num_kv_tokens
-        )
+        self.limits = limits_of(system.table, limits)
         self.rng = np.random.default_rng(seed)
         self.requests = ActiveRequests(workload, self.limits, system.acceptance, self.rng)
         self.subsets = SubsetCosts(system.table)
@@ -192,6 +187,18 @@ class Simulation:
             )
             self.requests.num_finished += int(done.sum())
             self.requests.keep(~done)
+
+
+def limits_of(table: LatencyTable, given: Limits | None = None) -> Limits:
+    """Return `given` (default: all that fits) within what the table has costs for.
+
+    No more requests than its last bucket: `bucket_index` would price them as that bucket.
+    """
+    last = table.rungs[-1]
+    given = given or Limits(max_num_requests=min(4096, last), max_num_tokens=last)
+    num_tokens = min(given.max_num_tokens, last)
+    num_requests = min(given.max_num_requests, num_tokens, table.request_buckets[-1])
+    return Limits(num_requests, num_tokens, given.num_kv_tokens)
 
 
 def dropped_outcomes(

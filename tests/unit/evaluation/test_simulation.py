@@ -112,6 +112,18 @@ def test_kv_limits_hold_requests_back_and_growth_preempts_the_youngest() -> None
     assert run.requests.num_finished > 0
 
 
+def test_no_more_requests_are_active_than_the_table_has_costs_for() -> None:
+    estimator, table = SurvivalEstimator(15), h20_table()
+    policy = create_policy("autoregressive", {}, PolicyResources(table, estimator))
+    system = SimulatedSystem(table, policy, estimator, fitted_model())
+    endless = Workload(100, output_tokens=(1000, 1000))
+    for limits in (None, Limits(4096, 1 << 16), Limits(100, 200)):
+        report = Simulation(system, endless, limits).run(3)
+        assert report.mean_active == pytest.approx(64) and report.num_waiting == 36
+    report = Simulation(system, endless, Limits(32, 200)).run(3)
+    assert report.mean_active == pytest.approx(32) and report.num_waiting == 68
+
+
 def test_4096_requests_run() -> None:
     line = Roofline("h200", "qwen3-4b", context_tokens=64, max_num_requests=4096, num_drafts=3)
     estimator, table = SurvivalEstimator(3), line.latency_table()
@@ -262,6 +274,31 @@ def test_simulate_refuses_unknown_policies_and_two_sources_of_costs() -> None:
         simulate_command.main(["--policies", "nope"])
     with pytest.raises(ConfigError, match="one of them"):
         simulate_command.main(["--table", "x.json", "--gpu", "h100"])
+
+
+def test_a_closed_loop_above_the_costs_is_refused_unless_the_others_shall_wait(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sweep.json"
+    common = ["--policies", "fixed", "--steps", "2", "--warm-up", "0", "--json", str(path)]
+    with pytest.raises(ConfigError, match="--concurrency 128: the costs end at 64 requests"):
+        simulate_command.main([*common, "--concurrency", "8", "128"])
+    assert not path.exists()
+    more = ["--concurrency", "128", "--max-batch-size", "64"]
+    assert simulate_command.main([*common, *more]) == 0
+    row = json.loads(path.read_text("utf-8"))["rows"][0]
+    assert row["mean_active"] == pytest.approx(64) and row["num_waiting"] == 64
+
+
+def test_an_open_loop_on_an_estimated_gpu_has_costs_up_to_the_batch_size(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    common = ["--gpu", "b200", "--gamma", "3", "--policies", "fixed", "--steps", "20"]
+    common += ["--warm-up", "40", "--arrivals", "2e4", "--kv-tokens", "0", "--json", str(path)]
+    assert simulate_command.main([*common, "--max-batch-size", "200"]) == 0
+    row = json.loads(path.read_text("utf-8"))["rows"][0]
+    assert 150 < row["mean_active"] <= 200  # 64 with costs of the default --concurrency
+    rungs = Roofline("b200", num_drafts=3, max_num_requests=200).latency_table().rungs
+    assert set(map(int, row["rungs"])) <= set(rungs) and max(map(int, row["rungs"])) > 4 * 64
 
 
 def test_names_of_gpus_and_models_are_taken_in_either_case(
