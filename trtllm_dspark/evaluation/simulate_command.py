@@ -31,6 +31,10 @@ from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 
 OUTPUTS = ("json", "pareto", "budget", "reproduce")
+ENDLESS = (100_000, 100_000)
+"""Answers of a closed loop: nobody finishes, the batch stays stationary."""
+OPEN_LOOP_ANSWERS = (64, 512)
+"""In an open loop requests must finish, or they only pile up."""
 PUBLISHED_SYSTEMS = ("autoregressive", "eagle3", "dflash_b8", "dflash_b16", "dcut_b8", "dcut_b16")
 
 
@@ -52,7 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--arrivals", type=float, nargs="+", help="requests/s: open loop instead")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(0, 0))
-    parser.add_argument("--output-tokens", type=int, nargs=2, default=(100_000, 100_000))
+    parser.add_argument(
+        "--output-tokens",
+        type=int,
+        nargs=2,
+        help="shortest and longest answer (default: 100000 100000, longer than the run; with "
+        "--arrivals 64 512)",
+    )
     parser.add_argument(
         "--difficulty-steps",
         type=float,
@@ -99,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(arguments.policies) - set(policy_names()))
     if unknown:
         raise ConfigError(f"policies {unknown} are unknown: choose of {', '.join(policy_names())}")
+    if arguments.output_tokens is None:
+        arguments.output_tokens = OPEN_LOOP_ANSWERS if arguments.arrivals else ENDLESS
     most = most_active(arguments)
     table = cost_table(arguments, arguments.gamma, most)
     check_costs(arguments, table)

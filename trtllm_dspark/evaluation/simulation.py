@@ -65,8 +65,7 @@ class Simulation:
         requests, gamma = self.requests, self.system.acceptance.num_drafts
         requests.arrive(self.now_ms)
         if not len(requests) and not requests.waiting:
-            self.now_ms = max(self.now_ms, requests.next_arrival_ms)
-            requests.arrive(self.now_ms)
+            self._wait_until(requests.next_arrival_ms)
         requests.preempt(gamma + 1)
         requests.admit(gamma + 1)
         decoding = requests.rows["prompt_left"] == 0
@@ -80,6 +79,12 @@ class Simulation:
         self.system.policy.observe(outcome)
         self.tally.add_step(outcome, expected)
         requests.redraw_states()
+
+    def _wait_until(self, arrival_ms: float) -> None:
+        """Let time pass without a step, to the next arrival."""
+        self.tally.add_idle(max(arrival_ms - self.now_ms, 0.0))
+        self.now_ms = max(self.now_ms, arrival_ms)
+        self.requests.arrive(self.now_ms)
 
     def _prefill_rows(self, decoding: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Rows [R] that each waiting prompt gets in this step, oldest first."""

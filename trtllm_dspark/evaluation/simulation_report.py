@@ -18,12 +18,13 @@ class SimulationReport:
     """Totals of the counted steps."""
 
     tokens_per_s: float
-    """Committed tokens of all requests per simulated second."""
+    """Committed tokens of all requests per simulated second, idle time (open loop) included."""
     expected_tokens_per_s: float
     """The same with the expectation of acceptance in place of its outcome (less noisy)."""
     tokens_per_s_user: float
     """Tokens per second that one active request gets."""
     mean_active: float
+    """Decoding requests, averaged over the same time."""
     acceptance_length: float
     """Committed tokens per drafting request and step, recovered/bonus token included."""
     verified_per_request: float
@@ -33,6 +34,7 @@ class SimulationReport:
     drafted_share: float
     """Share of steps that drafted."""
     step_ms: float
+    """Mean of the steps; idle time is none of it."""
     num_finished: int
     first_token_ms: dict[str, float] = field(default_factory=dict)
     ms_per_token: dict[str, float] = field(default_factory=dict)
@@ -53,8 +55,8 @@ class Tally:
     def __init__(self, num_drafts: int) -> None:
         self.num_drafts = num_drafts
         self.num_steps = self.num_drafted_steps = 0
-        self.ms = self.tokens = self.expected = 0.0
-        self.active_ms = 0.0
+        self.ms = self.idle_ms = self.active_ms = 0.0
+        self.tokens = self.expected = 0.0
         self.request_steps = self.verified = 0
         self.drafted_requests = self.drafted_tokens = 0
         self.rungs: Counter[int] = Counter()
@@ -77,6 +79,10 @@ class Tally:
         self.drafted_tokens += int((outcome.accepted_lens[drafted] + 1).sum())
         self.rungs[outcome.rung] += 1
 
+    def add_idle(self, milliseconds: float) -> None:
+        """Count time in which there was no request."""
+        self.idle_ms += milliseconds
+
     def add_requests(
         self, first_token_ms: npt.NDArray[np.float64], ms_per_token: npt.NDArray[np.float64]
     ) -> None:
@@ -86,10 +92,11 @@ class Tally:
 
     def report(self, num_preemptions: int, num_waiting: int) -> SimulationReport:
         """Return the totals."""
-        seconds = max(self.ms, 1e-9) / 1e3
+        elapsed_ms = max(self.ms + self.idle_ms, 1e-9)
+        seconds = elapsed_ms / 1e3
         steps = max(self.num_steps, 1)
         request_steps = max(self.request_steps, 1)
-        active = self.active_ms / max(self.ms, 1e-9)
+        active = self.active_ms / elapsed_ms
         first = np.concatenate(self._first) if self._first else np.zeros(0)
         per_token = np.concatenate(self._per_token) if self._per_token else np.zeros(0)
         return SimulationReport(

@@ -84,6 +84,22 @@ def test_an_open_loop_serves_what_arrives_and_an_idle_server_waits() -> None:
     assert rate == pytest.approx(2.0, rel=0.3)
 
 
+def test_rates_of_an_open_loop_are_over_idle_time_too_and_steps_are_not() -> None:
+    run = simulation("fixed", Workload(arrivals_per_s=0.5, output_tokens=(20, 40)))
+    for _ in range(20):
+        run.step()
+    start_ms = run.now_ms
+    report = run.run(200)
+    elapsed_s, busy_s = (run.now_ms - start_ms) / 1e3, 200 * report.step_ms / 1e3
+    assert 0 < busy_s < 0.5 * elapsed_s
+    assert 7.5 < report.step_ms < 9.5  # the H20's steps of one or two requests
+    assert report.tokens_per_s == pytest.approx(run.tally.tokens / elapsed_s)
+    assert report.expected_tokens_per_s == pytest.approx(run.tally.expected / elapsed_s)
+    assert report.tokens_per_s == pytest.approx(0.5 * 30, rel=0.35)
+    assert report.mean_active == pytest.approx(report.tokens_per_s / report.tokens_per_s_user)
+    assert report.mean_active < 0.5
+
+
 def test_prompts_are_prefilled_in_chunks_that_leave_room_for_decoding() -> None:
     workload = Workload(4, prompt_tokens=(3000, 3000), output_tokens=(50, 50))
     run = simulation("fixed", workload)
@@ -288,6 +304,22 @@ def test_a_closed_loop_above_the_costs_is_refused_unless_the_others_shall_wait(
     assert simulate_command.main([*common, *more]) == 0
     row = json.loads(path.read_text("utf-8"))["rows"][0]
     assert row["mean_active"] == pytest.approx(64) and row["num_waiting"] == 64
+
+
+def test_requests_of_an_open_loop_finish_by_default_and_those_of_a_closed_one_do_not(
+    tmp_path: Path,
+) -> None:
+    common = ["--policies", "fixed", "--steps", "200", "--warm-up", "0"]
+    finished = {}
+    for name, more in (
+        ("open", ["--arrivals", "2"]),
+        ("long", ["--arrivals", "2", "--output-tokens", "9999", "9999"]),
+        ("closed", ["--concurrency", "4"]),
+    ):
+        path = tmp_path / f"{name}.json"
+        assert simulate_command.main([*common, *more, "--json", str(path)]) == 0
+        finished[name] = json.loads(path.read_text("utf-8"))["rows"][0]["num_finished"]
+    assert finished["open"] > 0 and finished["long"] == finished["closed"] == 0
 
 
 def test_an_open_loop_on_an_estimated_gpu_has_costs_up_to_the_batch_size(tmp_path: Path) -> None:
