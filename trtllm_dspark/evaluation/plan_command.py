@@ -6,12 +6,18 @@ have been measured, and what is gained over plain decoding. Prints every assumpt
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
+from trtllm_dspark.evaluation.acceptance_models import (
+    AcceptanceModel,
+    TraceAcceptance,
+    model_for_length,
+)
 from trtllm_dspark.evaluation.progress import ProgressReport, make_console
 from trtllm_dspark.evaluation.roofline import Roofline
 from trtllm_dspark.evaluation.simulated_requests import Workload
@@ -28,6 +34,7 @@ from trtllm_dspark.options import configure_logging
 POLICIES = ("autoregressive", "fixed", "adaptive")
 MIN_RUNG_SHARE = 0.05
 """A rung that fewer steps run is not worth building."""
+GAMMAS = (3, 7, 15)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -70,12 +77,20 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: dspark plan --gpu h100 --model qwen3-8b --sla 50",
     )
     parser.add_argument("--sla", type=float, required=True, help="tokens/s that each user gets")
-    parser.add_argument("--gammas", type=int, nargs="+", default=[3, 7, 15])
+    parser.add_argument(
+        "--gammas", type=int, nargs="+", help="default: 3 7 15; with --trace the trace's γ"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--json", help="write (and resume from) this file")
     add_roofline_options(parser)
     add_acceptance_options(parser)
+    parser.add_argument(
+        "--acceptance-gamma",
+        type=int,
+        help="γ of the drafter that has --acceptance-length (default: the largest of --gammas); "
+        "every other γ is the same drafter with shorter or longer blocks",
+    )
     return parser
 
 
@@ -83,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate all candidates, show the best per γ; 1 when nothing meets the target."""
     arguments = build_parser().parse_args(argv)
     configure_logging(False)
-    arguments.gpu = arguments.gpu or "h100"
+    resolve_defaults(arguments)
     console = make_console()
     rows, assumptions = find_candidates(arguments)
     best = [row for row in best_rows(rows, arguments.sla) if row is not None]
@@ -98,12 +113,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def resolve_defaults(arguments: argparse.Namespace) -> None:
+    """Fill in what depends on other options; a trace has one γ and cannot be had at another."""
+    arguments.gpu = arguments.gpu or "h100"
+    if not arguments.gammas:
+        trace = arguments.trace
+        arguments.gammas = [TraceAcceptance.load(trace).num_drafts] if trace else list(GAMMAS)
+    if arguments.acceptance_length is None:
+        arguments.acceptance_gamma = None
+    elif arguments.acceptance_gamma is None:
+        arguments.acceptance_gamma = max(arguments.gammas)
+
+
+def acceptance_models(arguments: argparse.Namespace) -> dict[int, AcceptanceModel]:
+    """Blocks of every γ, all of one drafter: position k is accepted as often whatever γ is."""
+    if arguments.trace or arguments.acceptance_length is None:
+        return {gamma: acceptance_model(arguments, gamma) for gamma in arguments.gammas}
+    model = model_for_length(arguments.acceptance_length, arguments.acceptance_gamma)
+    return {gamma: dataclasses.replace(model, num_drafts=gamma) for gamma in arguments.gammas}
+
+
 def find_candidates(arguments: argparse.Namespace) -> tuple[list[PlanRow], list[str]]:
     """Simulate plain decoding, full verification and `adaptive` at every load that K/V allow."""
     ignored = ("json", "sla", "gammas", "concurrency")
     file = SweepFile(
         arguments.json, {k: v for k, v in vars(arguments).items() if k != "json"}, ignored
     )
+    models = acceptance_models(arguments)
     rows = {row.key: row for row in (PlanRow(**fields) for fields in file.rows)}
     lines = [roofline(arguments, gamma, max(arguments.concurrency)) for gamma in arguments.gammas]
     wanted = [
@@ -115,13 +151,14 @@ def find_candidates(arguments: argparse.Namespace) -> tuple[list[PlanRow], list[
     missing = [case for case in wanted if (case[0].num_drafts, *case[1:]) not in rows]
     with ProgressReport("planning", len(missing)) as progress:
         for line, load, policy in missing:
-            row = simulate_candidate(arguments, line, load, policy)
+            row = simulate_candidate(arguments, models[line.num_drafts], line, load, policy)
             rows[row.key] = row
             file.add(vars(row))
             progress.advance(f"γ = {line.num_drafts}: {policy} at {load}")
     source = arguments.trace or (
-        f"acceptance length {arguments.acceptance_length}"
-        if arguments.acceptance_length
+        f"acceptance length {arguments.acceptance_length} at γ = {arguments.acceptance_gamma}, the "
+        "same drafter at every γ"
+        if arguments.acceptance_length is not None
         else "the acceptance fitted to the published H20 results (0.761 per draft)"
     )
     drafts = f"drafts: {source}; calibrated confidences; decode only"
@@ -131,10 +168,9 @@ def find_candidates(arguments: argparse.Namespace) -> tuple[list[PlanRow], list[
 
 
 def simulate_candidate(
-    arguments: argparse.Namespace, line: Roofline, load: int, policy: str
+    arguments: argparse.Namespace, model: AcceptanceModel, line: Roofline, load: int, policy: str
 ) -> PlanRow:
     """Run one policy at one load on the roofline's costs."""
-    model = acceptance_model(arguments, line.num_drafts)
     workload = Workload(load, output_tokens=(100_000, 100_000))
     report = simulate_policy(
         policy, {}, line.latency_table(), model, workload,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -352,6 +353,53 @@ def test_plan_answers_with_a_load_that_meets_the_target_and_says_what_it_assumed
     printed = capsys.readouterr().out
     assert "assumed:" in printed and "policy adaptive" in printed and "--ratios" in printed
     assert plan_command.main([*common, "--sla", "5000"]) == 1
+
+
+def plan_arguments(*more: str) -> argparse.Namespace:
+    arguments = plan_command.build_parser().parse_args(["--sla", "5", *more])
+    plan_command.resolve_defaults(arguments)
+    return arguments
+
+
+def test_every_planned_gamma_is_the_same_drafter() -> None:
+    fitted = plan_command.acceptance_models(plan_arguments("--acceptance-length", "3.5"))
+    assert list(fitted) == [3, 7, 15] and [m.num_drafts for m in fitted.values()] == [3, 7, 15]
+    lengths = {}
+    for gamma, model in fitted.items():
+        assert isinstance(model, BetaAcceptance)
+        lengths[gamma] = model.expected_length()
+    whole = model_for_length(3.5, 15)
+    assert lengths == {g: pytest.approx(whole.expected_length(g)) for g in (3, 7, 15)}
+    assert lengths[3] < lengths[7] < lengths[15] == pytest.approx(3.5, abs=1e-3)
+    at_7 = plan_arguments("--acceptance-length", "3.5", "--acceptance-gamma", "7")
+    model = plan_command.acceptance_models(at_7)[7]
+    assert model == model_for_length(3.5, 7)
+
+
+def test_a_length_above_the_smallest_gamma_is_planned_and_part_of_what_a_file_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--sla", "5", "--steps", "2", "--concurrency", "8", "--acceptance-length", "6"]
+    common += ["--json", str(tmp_path / "plan.json")]
+    assert plan_command.main([*common, "--gammas", "3", "7"]) == 0
+    assert "acceptance length 6.0 at γ = 7" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError, match="other acceptance_gamma"):
+        plan_command.main([*common, "--gammas", "3", "15"])
+    assert plan_command.main([*common, "--gammas", "3", "15", "--acceptance-gamma", "7"]) == 0
+    with pytest.raises(ConfigError, match="cannot be reached with γ = 3"):
+        plan_command.main(["--sla", "5", "--gammas", "3", "--acceptance-length", "6"])
+
+
+def test_a_trace_is_planned_at_its_own_gamma(tmp_path: Path) -> None:
+    trace, path = tmp_path / "trace.npz", tmp_path / "plan.json"
+    np.savez(trace, logits=np.zeros((4, 5), np.float32), accepted_lens=np.array([0, 2, 5, 1]),
+             prompt_ids=np.array([0, 0, 1, 1]))  # fmt: skip
+    common = ["--sla", "5", "--steps", "2", "--concurrency", "8", "--trace", str(trace)]
+    assert plan_command.main([*common, "--json", str(path)]) == 0
+    assert {row["gamma"] for row in json.loads(path.read_text("utf-8"))["rows"]} == {5}
+    with pytest.raises(ConfigError, match="holds blocks of γ = 5, the costs are for γ = 7"):
+        plan_command.main([*common, "--gammas", "5", "7", "--json", str(tmp_path / "new.json")])
+    assert not (tmp_path / "new.json").exists()  # refused before anything ran
 
 
 def test_an_interrupted_plan_goes_on_and_only_with_its_own_settings(
