@@ -23,6 +23,7 @@ from trtllm_dspark.evaluation.bench_triton import make_server_contenders
 from trtllm_dspark.evaluation.default_model import prepare_default_model
 from trtllm_dspark.evaluation.progress import ProgressReport, make_console
 from trtllm_dspark.evaluation.prompts import parse_slice
+from trtllm_dspark.evaluation.sweep_file import loop_kind, settings_before
 from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
 from trtllm_dspark.options import (
     add_system_options,
@@ -119,7 +120,7 @@ def run_bench(
 ) -> dict[str, Any]:
     """Run all rounds that the JSON file does not hold yet; the whole report."""
     path = Path(arguments.json) if arguments.json else None
-    settings = finite_json({k: v for k, v in vars(arguments).items() if k not in IGNORED_ON_RESUME})
+    settings = run_settings(arguments)
     rounds = load_rounds(path, settings)
     loads = arguments.arrivals or arguments.concurrency
     done = {(row["load"], row["round"]) for row in rounds}
@@ -200,12 +201,19 @@ def contender_names(arguments: argparse.Namespace, policies: Sequence[str]) -> l
     return [PLAIN, *(contender_name(p, d, drafters) for d in drafters for p in policies)]
 
 
+def run_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What must be alike for rounds to stand in one file; loads and rounds may be added."""
+    kept = {k: v for k, v in vars(arguments).items() if k not in IGNORED_ON_RESUME}
+    return dict(finite_json({**kept, "loop": loop_kind(arguments.arrivals)}))
+
+
 def load_rounds(path: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Complete rounds of an interrupted run; a file of other settings is refused."""
     if path is None or not path.is_file():
         return []
     data = load_json(path)
-    differing = sorted(k for k, v in settings.items() if data["settings"].get(k) != v)
+    before = settings_before(data["settings"], data["rounds"])
+    differing = sorted(k for k, v in settings.items() if before.get(k) != v)
     if differing:
         raise ConfigError(
             f"{path} holds a run with other {', '.join(differing)}: name another file or delete it"

@@ -24,7 +24,7 @@ from trtllm_dspark.evaluation.simulation_setup import (
     roofline,
     simulate_policy,
 )
-from trtllm_dspark.evaluation.sweep_file import SweepFile
+from trtllm_dspark.evaluation.sweep_file import SweepFile, loop_kind
 from trtllm_dspark.evaluation.throughput_plots import plot_budget, plot_pareto
 from trtllm_dspark.options import configure_logging
 from trtllm_dspark.scheduling import policy_names
@@ -156,6 +156,7 @@ def kv_limit(arguments: argparse.Namespace, most: int) -> int:
 def sweep(arguments: argparse.Namespace, table: LatencyTable) -> list[dict[str, Any]]:
     """Run every (load, policy) that the JSON file does not hold yet."""
     settings = {k: v for k, v in vars(arguments).items() if k not in OUTPUTS}
+    settings["loop"] = loop_kind(arguments.arrivals)
     file = SweepFile(arguments.json, settings, ("policies", "concurrency", "arrivals"))
     done = {(row["load"], row["policy"]) for row in file.rows}
     loads = arguments.arrivals or arguments.concurrency

@@ -15,6 +15,22 @@ from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError
 
 
+def loop_kind(arrivals: Sequence[float] | None) -> str:
+    """What a load of the sweep is: 'open' = requests/s, 'closed' = requests at once."""
+    return "open" if arrivals else "closed"
+
+
+def settings_before(
+    settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a file's settings; one that does not name its loop is closed if its loads can be.
+
+    Requests/s are numbers with a point in JSON, numbers of requests are not.
+    """
+    is_closed = all(isinstance(row.get("load"), int) for row in rows)
+    return {"loop": "closed" if is_closed else None, **settings}
+
+
 class SweepFile:
     """Rows that are kept after every run; without a path they are only in memory."""
 
@@ -32,7 +48,7 @@ class SweepFile:
         data = load_json(self.path)
         if "settings" not in data or "rows" not in data:
             raise ConfigError(f"{self.path} holds no sweep: name another file or delete it")
-        before = data["settings"]
+        before = settings_before(data["settings"], data["rows"])
         differing = sorted(
             k for k, v in self.settings.items() if k not in ignored and before.get(k) != v
         )

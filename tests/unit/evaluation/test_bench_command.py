@@ -75,6 +75,32 @@ def test_rounds_are_interleaved_counted_after_the_warm_up_and_resumed(
         bench_command.main(arguments(drafted_model_dir, path, "--max-tokens", "13"))
 
 
+def test_rounds_of_the_other_loop_are_refused(tmp_path: Path) -> None:
+    closed = bench_command.build_parser().parse_args(["--concurrency", "1", "2"])
+    opened = bench_command.build_parser().parse_args(["--arrivals", "1", "2"])
+    settings = {name: bench_command.run_settings(a) for name, a in (("c", closed), ("o", opened))}
+    assert settings["c"]["loop"] == "closed" and settings["o"]["loop"] == "open"
+    path = tmp_path / "bench.json"
+
+    def resume(stored: dict[str, Any], load: float, asked: str) -> int:
+        rounds = [{"load": load, "round": 1, "contenders": {}}]
+        path.write_text(json.dumps({"settings": stored, "rounds": rounds}), encoding="utf-8")
+        return len(bench_command.load_rounds(path, settings[asked]))
+
+    unnamed = {k: v for k, v in settings["c"].items() if k != "loop"}  # as written before
+    assert resume(settings["c"], 1, "c") == resume(settings["o"], 1.0, "o") == 1
+    assert resume(unnamed, 1, "c") == 1
+    for stored, load, asked in (
+        (settings["c"], 1, "o"),
+        (settings["o"], 1.0, "c"),
+        (unnamed, 1, "o"),
+        (unnamed, 1.0, "c"),
+        (unnamed, 1.0, "o"),
+    ):
+        with pytest.raises(ConfigError, match="a run with other loop: name another file"):
+            resume(stored, load, asked)
+
+
 def test_requests_of_an_open_loop_wait_for_their_time(drafted_model_dir: Path) -> None:
     config = SystemConfig(
         model_dir=str(drafted_model_dir), dtype="float32", num_threads=1, max_seq_len=256,

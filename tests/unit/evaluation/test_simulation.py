@@ -268,6 +268,27 @@ def test_an_estimated_gpu_holds_back_requests_whose_kv_do_not_fit(tmp_path: Path
     assert waiting == {"fits": 64 - room // 4004, "none": 0} and waiting["fits"] > 0
 
 
+@pytest.mark.parametrize("is_named", [True, False], ids=["now", "earlier"])
+def test_loads_of_a_closed_loop_are_not_taken_for_arrivals(tmp_path: Path, is_named: bool) -> None:
+    path = tmp_path / "sweep.json"
+    common = ["--steps", "3", "--warm-up", "1", "--json", str(path), "--policies", "fixed"]
+    common += ["--output-tokens", "64", "512"]
+    closed, opened = ["--concurrency", "1", "2"], ["--arrivals", "1", "2"]
+    for first, other in ((closed, opened), (opened, closed)):
+        path.unlink(missing_ok=True)
+        assert simulate_command.main([*common, *first]) == 0
+        data = json.loads(path.read_text("utf-8"))
+        assert data["settings"]["loop"] == ("closed" if first is closed else "open")
+        if not is_named:  # as files were written before
+            del data["settings"]["loop"]
+            path.write_text(json.dumps(data), encoding="utf-8")
+        with pytest.raises(ConfigError, match="a sweep with other loop: name another file"):
+            simulate_command.main([*common, *other])
+        assert len(json.loads(path.read_text("utf-8"))["rows"]) == 2
+        if is_named or first is closed:
+            assert simulate_command.main([*common, *first]) == 0
+
+
 @pytest.mark.parametrize(
     "form", [table_to_tensorrt_llm, table_to_sglang_additive], ids=["tensorrt-llm", "sglang"]
 )
