@@ -97,14 +97,15 @@ def plot_reliability(report: dict[str, Any], name: str, path: Path) -> Path:
 
 
 def plot_sweep(report: dict[str, Any], path: Path) -> Path:
-    """Macro acceptance length over layers or γ, a line per kind of head."""
+    """Macro acceptance length over layers or γ, a line per kind of head; unknown ones left out."""
     figure, axes = new_axes()
-    rows = report["drafters"]
+    rows = [row for row in report["drafters"] if row["acceptance_length"] is not None]
     for head in dict.fromkeys(row["drafter"]["head"] for row in rows):
         own = [row for row in rows if row["drafter"]["head"] == head]
         values = [row["acceptance_length"] for row in own]
-        below = [v - row["acceptance_length_ci95"][0] for v, row in zip(values, own, strict=True)]
-        above = [row["acceptance_length_ci95"][1] - v for v, row in zip(values, own, strict=True)]
+        bounds = [_numbers(row["acceptance_length_ci95"]) for row in own]
+        below = [v - low for v, (low, _) in zip(values, bounds, strict=True)]
+        above = [high - v for v, (_, high) in zip(values, bounds, strict=True)]
         places = [row["sweep_value"] for row in own]
         axes.errorbar(places, values, (below, above), fmt="o-", capsize=3, label=f"head {head}")
     axes.set_xlabel({"depth": "drafter layers", "gamma": "drafts per block γ"}[report["sweep"]])

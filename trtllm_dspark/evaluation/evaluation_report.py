@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of an evaluation for the terminal, and the rows of a comparison of drafters."""
+"""Tables of an evaluation for the terminal, and the rows of a comparison of drafters. Numbers that
+no block can tell (NaN, or null in JSON) are shown as a dash.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,12 +32,11 @@ def render_acceptance(report: dict[str, Any]) -> Table:
         view.add_column(name, justify="right")
 
     def add(name: str, row: dict[str, Any], *, is_last: bool = False) -> None:
-        low, high = row["acceptance_length_ci95"]
         view.add_row(
             name,
             str(row.get("num_prompts", "")),
-            f"{row['acceptance_length']:.3f}",
-            f"{low:.2f}–{high:.2f}",
+            _number(row["acceptance_length"]),
+            _interval(row["acceptance_length_ci95"]),
             f"{row['tokens_per_step']:.3f}" if row.get("tokens_per_step") else "",
             end_section=is_last,
         )
@@ -54,7 +56,7 @@ def render_survival(report: dict[str, Any]) -> Table:
     for k in range(1, report["drafter"]["num_drafts"] + 1):
         view.add_column(str(k), justify="right")
     for name, row in {**report["domains"], "macro": report}.items():
-        view.add_row(name, *(f"{value:.3f}" for value in row["survival"]))
+        view.add_row(name, *map(_number, row["survival"]))
     return view
 
 
@@ -77,6 +79,15 @@ def render_thresholds(report: dict[str, Any]) -> Table:
     return view
 
 
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _interval(bounds: Sequence[float | None], digits: int = 2) -> str:
+    low, high = (_number(bound, digits) for bound in bounds)
+    return low if low == high == "–" else f"{low}–{high}"
+
+
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
@@ -89,16 +100,15 @@ def render_reliability(report: dict[str, Any]) -> list[Table]:
         for column in ("k", "blocks", "rate", "ECE", "95 %", "Brier", "base rate's", "ROC-AUC"):
             view.add_column(column, justify="right")
         for row in positions["joint"]:
-            low, high = row["ece_ci95"]
             view.add_row(
                 str(row["position"]),
                 str(row["num_samples"]),
-                f"{row['rate']:.3f}",
-                f"{row['ece']:.3f}",
-                f"{low:.3f}–{high:.3f}",
-                f"{row['brier']:.4f}",
-                f"{row['base_brier']:.4f}",
-                f"{row['roc_auc']:.3f}",
+                _number(row["rate"]),
+                _number(row["ece"]),
+                _interval(row["ece_ci95"], 3),
+                _number(row["brier"], 4),
+                _number(row["base_brier"], 4),
+                _number(row["roc_auc"]),
             )
         tables.append(view)
     return tables
@@ -135,14 +145,14 @@ def render_sweep(rows: Sequence[dict[str, Any]]) -> Table:
     for name in ("layers", "γ", "macro", "95 %", *domains):
         view.add_column(name, justify="right")
     for row in rows:
-        shape, (low, high) = row["drafter"], row["acceptance_length_ci95"]
+        shape = row["drafter"]
         view.add_row(
             shape["name"],
             shape["head"],
             str(shape["num_layers"]),
             str(shape["num_drafts"]),
-            f"{row['acceptance_length']:.3f}",
-            f"{low:.2f}–{high:.2f}",
-            *(f"{row['domains'][name]['acceptance_length']:.3f}" for name in domains),
+            _number(row["acceptance_length"]),
+            _interval(row["acceptance_length_ci95"]),
+            *(_number(row["domains"][name]["acceptance_length"]) for name in domains),
         )
     return view

@@ -6,12 +6,10 @@ in steps that draft nothing. Never served: λ comes from the future.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from trtllm_dspark.evaluation.simulation_report import SimulationReport
 from trtllm_dspark.scheduling.history import SurvivalHistory
 from trtllm_dspark.scheduling.options import draft_options, mask_caps
 from trtllm_dspark.scheduling.policies.base import PolicyBase, PriorRows, plan_top
@@ -68,22 +66,3 @@ class LongRunOptimum(PolicyBase):
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
         """Return the top-K drafts by current survival."""
         return plan_top(view, decision, survivals, decision.capacity or 0)
-
-
-def find_optimum(
-    simulate: Callable[[float], SimulationReport], start_per_s: float, num_rounds: int = 4
-) -> SimulationReport:
-    """Return the best of `num_rounds` runs, each with the λ that the one before achieved.
-
-    simulate(λ in tokens per ms) runs a `LongRunOptimum`; with stationary traffic the rates rise
-    to a fixed point (Dinkelbach's iteration), which is the maximum of a ratio of sums.
-    """
-    best: SimulationReport | None = None
-    rate = start_per_s
-    for _ in range(num_rounds):
-        report = simulate(rate / 1e3)
-        rate = report.expected_tokens_per_s
-        if best is None or rate > best.expected_tokens_per_s:
-            best = report
-    assert best is not None
-    return best
