@@ -82,8 +82,8 @@ def attend_sequence(
     num_rows, heads, dim = q.shape
     kv_heads, n, length = own[0].shape[1], len(anchors), len(context[0])
     block_len, per_kv = num_rows // n, heads // kv_heads
-    q = q.view(n, block_len, kv_heads, per_kv, dim).permute(2, 0, 3, 1, 4)
-    q_all = q.reshape(kv_heads, n * per_kv * block_len, dim)
+    q = q.view(n, block_len, kv_heads, per_kv, dim).permute(2, 0, 3, 1, 4).contiguous()
+    q_all = q.view(kv_heads, n * per_kv * block_len, dim)
     q_own = q_all.view(kv_heads * n, per_kv * block_len, dim)
     own_k, own_v = (
         t.view(n, block_len, kv_heads, dim).permute(2, 0, 1, 3).reshape(-1, block_len, dim)

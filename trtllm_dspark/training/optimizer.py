@@ -53,7 +53,8 @@ class MasterOptimizer:
         self.masters = {n: nn.Parameter(p.detach().float().clone()) for n, p in self.params.items()}
         self.lr, self.ema_decay = lr, ema_decay
         self.ema = {n: m.detach().clone() for n, m in self.masters.items()} if ema_decay else {}
-        matrices, rest = [], []
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
         for name, master in self.masters.items():
             by_muon = optimizer == "muon" and is_hidden_matrix(name, master)
             (matrices if by_muon else rest).append(master)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,13 @@ from trtllm_dspark.training.block_forward import forward_blocks
 from trtllm_dspark.training.packing import TokenSequence, pack_blocks
 
 
-@pytest.mark.parametrize("label_shift", [True, False])
-def test_packed_blocks_equal_paged_drafting(label_shift: bool) -> None:
-    model = make_model(make_config(label_shift=label_shift))
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"label_shift": False}, {"num_heads": 4, "num_kv_heads": 4}],
+    ids=["shifted", "unshifted", "one-query-head-per-kv-head"],
+)
+def test_packed_blocks_equal_paged_drafting(changes: dict[str, Any]) -> None:
+    model = make_model(make_config(**changes))
     rng = np.random.default_rng(0)
     items = [TokenSequence(rng.integers(0, 49, n), 2) for n in (9, 4, 14)]
     anchors = [np.array([2, 3, 7]), np.zeros(0, np.int64), np.array([5, 12])]
