@@ -19,7 +19,10 @@ from typing import Any
 import torch
 
 from trtllm_dspark._version import __version__
+from trtllm_dspark.config import load_json
 from trtllm_dspark.errors import ConfigError
+
+START_KEYS = ("argv", "started", "git_revision", "resumed_at_step")
 
 
 class RunFiles:
@@ -64,10 +67,27 @@ class RunFiles:
             ) from error
 
     def write_provenance(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Write provenance.json and return its data."""
-        data = {**describe_run(), **extra}
-        write_json(self.directory / "provenance.json", data)
+        """Write provenance.json, earlier starts in this directory under "earlier"; its data."""
+        path = self.directory / "provenance.json"
+        earlier = list_starts(load_json(path)) if path.exists() else []
+        data = {**describe_run(), **extra, "earlier": earlier}
+        write_json(path, data)
         return data
+
+
+def list_starts(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every start that a provenance file tells of, oldest first.
+
+    A start with the same argv and revision as the one before it is only counted there.
+    """
+    starts = [dict(start) for start in provenance.get("earlier", [])]
+    latest = {name: provenance.get(name) for name in START_KEYS}
+    if starts and all(starts[-1].get(name) == latest[name] for name in ("argv", "git_revision")):
+        starts[-1]["num_starts"] += 1
+        starts[-1]["last_started"] = latest["started"]
+    else:
+        starts.append({**latest, "num_starts": 1, "last_started": latest["started"]})
+    return starts
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
