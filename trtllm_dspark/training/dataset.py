@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,18 @@ def hash_stores(stores: Sequence[TokenStore]) -> str:
         digest.update(np.ascontiguousarray(store.index).tobytes())
         digest.update(np.ascontiguousarray(store.tokens).tobytes())
     return digest.hexdigest()
+
+
+def check_stores(stores: Sequence[TokenStore], model_dir: str | Path, model_hash: str) -> None:
+    """Refuse answers of any model but the one in `model_dir`, whose digest is `model_hash`."""
+    for store in stores:
+        found = store.meta.get("model_hash")
+        if found != model_hash:
+            raise ConfigError(
+                f"{store.directory} holds answers of the model {found}, the target in {model_dir} "
+                f"is {model_hash}: name the model that gave the answers, or let this one answer "
+                f"(dspark generate-data --model-dir {model_dir})"
+            )
 
 
 class SequenceStream:

@@ -15,12 +15,18 @@ import torch
 from trtllm_dspark.checkpoints import load_drafter, load_model_config, load_target_weights
 from trtllm_dspark.checkpoints.drafter_config import default_target_layer_ids
 from trtllm_dspark.config import HEAD_TYPES, DrafterConfig, ModelConfig, to_json_dict
-from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.engines.fingerprint import hash_checkpoint
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
 from trtllm_dspark.options import configure_logging
-from trtllm_dspark.training.dataset import SequenceStream, hash_stores, load_sequence, usable_rows
+from trtllm_dspark.training.dataset import (
+    SequenceStream,
+    check_stores,
+    hash_stores,
+    load_sequence,
+    usable_rows,
+)
 from trtllm_dspark.training.objective import LossWeights
 from trtllm_dspark.training.optimizer import OPTIMIZERS
 from trtllm_dspark.training.packing import TokenSequence
@@ -203,25 +209,14 @@ def load_plain_target(model_dir: str | Path, dtype: torch.dtype) -> TargetModel:
     return model.requires_grad_(False).eval()
 
 
-def load_validation(directories: Sequence[str], max_len: int, limit: int) -> list[TokenSequence]:
+def load_validation(stores: Sequence[TokenStore], max_len: int, limit: int) -> list[TokenSequence]:
     """Validation answers, evenly thinned to `limit`."""
     sequences = []
-    for directory in directories:
-        store = TokenStore(directory)
+    for store in stores:
         rows = usable_rows(store, len(store), max_len)
         sequences += [load_sequence(store, int(row), max_len) for row in rows]
     step = max(1, -(-len(sequences) // limit))
     return sequences[::step]
-
-
-def _check_stores(stores: Sequence[TokenStore], target: ModelConfig) -> None:
-    for store in stores:
-        found = int(store.meta["vocab_size"])
-        if found != target.vocab_size:
-            raise ConfigError(
-                f"{store.directory} holds tokens of a vocabulary of {found}, the target has "
-                f"{target.vocab_size}: generate data with this target"
-            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -233,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     dtype = getattr(torch, arguments.dtype)
     target = load_plain_target(arguments.model_dir, dtype)
     stores = [TokenStore(directory) for directory in arguments.data]
-    _check_stores(stores, target.config)
+    validation = [TokenStore(directory) for directory in arguments.validation]
+    model_hash = hash_checkpoint(arguments.model_dir)
+    check_stores([*stores, *validation], arguments.model_dir, model_hash)
     model = build_drafter(arguments, target, dtype)
     fuse = not arguments.no_fuse and can_fuse()
     if fuse:
@@ -246,9 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config,
         model,
         DenseTarget(target, model.config.target_layer_ids),
-        build_sources(arguments, target, model.config.target_layer_ids, stores),
+        build_sources(arguments, target, model.config.target_layer_ids, stores, model_hash),
         SequenceStream(stores, config.seed, config.max_len),
-        load_validation(arguments.validation, config.max_len, arguments.max_validation_sequences),
+        load_validation(validation, config.max_len, arguments.max_validation_sequences),
         files,
         fuse=fuse,
         vocabulary=build_vocabulary(arguments, stores, target.config.vocab_size),
@@ -277,12 +274,13 @@ def build_sources(
     target: TargetModel,
     tap_layers: tuple[int, ...],
     stores: Sequence[TokenStore],
+    model_hash: str,
 ) -> list[StateSource]:
     """One source of target states per worker; announces the size of a cache."""
     targets = [DenseTarget(target, tap_layers) for _ in range(arguments.workers)]
     if not arguments.cache_states:
         return [OnTheFly(one) for one in targets]
-    identity = f"{stores[0].meta['model_hash']} taps {list(tap_layers)} of {arguments.data}"
+    identity = f"{model_hash} taps {list(tap_layers)} of {arguments.data}"
     file = StateFile(arguments.cache_states, targets[0], identity)
     num_tokens = sum(int(store.index[:, 2].sum()) for store in stores)
     logger.info(
