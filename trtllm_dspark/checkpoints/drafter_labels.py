@@ -15,7 +15,7 @@ from trtllm_dspark.errors import CheckpointError
 SHIFTED_ARCHITECTURES = frozenset({"Qwen3DSparkModel"})
 UNSHIFTED_ARCHITECTURES = frozenset({"DFlashDraftModel"})
 _SPECULATORS_DEFAULTS = {"dspark": True, "dflash": False}
-_ADVICE = "say which it is with label_shift (dspark convert --label-shift true|false)"
+_ADVICE = "say which it is (dspark convert --labels shifted|unshifted)"
 
 
 def resolve_label_shift(data: Mapping[str, Any], override: bool | None = None) -> bool:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from trtllm_dspark.checkpoints.convert_command import build_parser
 from trtllm_dspark.checkpoints.drafter_labels import resolve_label_shift
 from trtllm_dspark.errors import CheckpointError
 
@@ -56,6 +59,12 @@ def test_evidence_is_used_in_the_documented_order(data, override, shifted):
     ],
 )
 def test_ambiguous_labels_are_refused_with_the_way_out(data):
-    with pytest.raises(CheckpointError, match=r"ambiguous.*--label-shift"):
+    with pytest.raises(CheckpointError, match="ambiguous") as refusal:
         resolve_label_shift(data)
+    advised = re.search(r"dspark convert (--\S+) (\w+)\|(\w+)", str(refusal.value))
+    assert advised is not None
+    flag, *values = advised.groups()
+    for value in values:
+        required = ["--drafter", "d", "--target", "t", "--output", "o"]
+        assert value in vars(build_parser().parse_args([*required, flag, value])).values()
     assert resolve_label_shift(data, True) is True
