@@ -65,6 +65,9 @@ STARTS = {
     ),
 }
 
+FORM = 'JSON lines such as {"id": "sums/1", "domain": "math", "prompt": "What is 1+1?"}'
+"""What a prompt file looks like, for messages."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -90,18 +93,35 @@ def read_prompts(paths: Sequence[str | Path], first: float, last: float) -> list
     """The lines of each file from fraction `first` to `last` of it."""
     prompts: list[Prompt] = []
     for path in paths:
-        lines = [line for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
-        for line in lines[round(len(lines) * first) : round(len(lines) * last)]:
-            row = json.loads(line)
-            try:
-                prompts.append(Prompt(row["id"], row["domain"], row["prompt"]))
-            except KeyError as error:
-                raise ConfigError(
-                    f"{path}: a line lacks {error}; lines need id, domain, prompt"
-                ) from error
+        lines = [(n, line) for n, line in enumerate(_read_lines(path), 1) if line.strip()]
+        for number, line in lines[round(len(lines) * first) : round(len(lines) * last)]:
+            prompts.append(_parse_prompt(line, f"{path}, line {number}"))
     if not prompts:
         raise ConfigError(f"no prompts in {[str(p) for p in paths]} between {first} and {last}")
     return prompts
+
+
+def _read_lines(path: str | Path) -> list[str]:
+    """Lines end at a line feed only: JSON strings may hold other separators (U+2028)."""
+    try:
+        return Path(path).read_text("utf-8").split("\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; it must be {FORM}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text ({error}): it must be {FORM}") from error
+
+
+def _parse_prompt(line: str, where: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not valid JSON ({error}): it must be {FORM}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} holds {type(row).__name__}: it must be {FORM}")
+    for name in ("id", "domain", "prompt"):
+        if not isinstance(row.get(name), str):
+            raise ConfigError(f"{where}: {name} = {row.get(name)!r} is no text: it must be {FORM}")
+    return Prompt(row["id"], row["domain"], row["prompt"])
 
 
 def make_item(

@@ -83,6 +83,39 @@ def test_a_prompt_without_a_needed_key_is_refused_by_name(tmp_path):
         read_prompts([tmp_path / "p.jsonl"], 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"id": "a", "domain": "math", "prompt": "x"}\n\n{"id": \n', "line 3 is not valid JSON"),
+        ('\n["a", "math", "x"]\n', "line 2 holds list"),
+        ('{"id": "a", "domain": "math"}\n', "line 1: prompt = None is no text"),
+        ('{"id": 7, "domain": "math", "prompt": "x"}\n', "line 1: id = 7 is no text"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named_with_the_form_it_should_have(tmp_path, text, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as refusal:
+        read_prompts([path], 0, 1)
+    assert str(path) in str(refusal.value)
+    assert 'JSON lines such as {"id": ' in str(refusal.value)
+
+
+def test_a_prompt_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.jsonl: No such file"):
+        read_prompts([tmp_path / "none.jsonl"], 0, 1)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe9"}\n')
+    with pytest.raises(ConfigError, match=r"latin\.jsonl is not UTF-8"):
+        read_prompts([tmp_path / "latin.jsonl"], 0, 1)
+
+
+def test_a_line_separator_inside_a_prompt_does_not_end_the_line(tmp_path):
+    row = {"id": "a", "domain": "chat", "prompt": "one\u2028two\x85three"}
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts([path], 0, 1)] == [row["prompt"]]
+
+
 def test_an_item_is_a_function_of_its_number(tmp_path):
     prompts = read_prompts([write_prompts(tmp_path / "p.jsonl")], 0, 1)
     items = [make_item(prompts, i, (0.0, 1.0), 0.5, 3) for i in range(60)]
