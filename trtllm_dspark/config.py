@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 import re
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trtllm_dspark.errors import ConfigError
 
@@ -303,6 +305,14 @@ def from_json_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
         raise ConfigError(
             f"{where or cls.__name__}: unknown keys {unknown}; known keys are {names}"
         )
+    required = {
+        f.name
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    missing = sorted(required - set(data))
+    if missing:
+        raise ConfigError(f"{where or cls.__name__}: the keys {missing} are missing")
     return cls(
         **{
             key: _coerce(hints[key], value, f"{where or cls.__name__}.{key}")
@@ -312,15 +322,33 @@ def from_json_dict(cls: type[T], data: dict[str, Any], where: str = "") -> T:
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:
-    options = getattr(hint, "__args__", ()) if "|" in str(hint) or "Union" in str(hint) else (hint,)
-    if value is None and type(None) in options:
-        return None
-    for option in options:
+    """`value` as `hint` has it (lists become tuples); refused where it is of another kind."""
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    for option in get_args(hint) if is_union else (hint,):
         if dataclasses.is_dataclass(option) and isinstance(value, dict):
             return from_json_dict(option, value, where)  # type: ignore[arg-type]
-        if getattr(option, "__origin__", None) is tuple and isinstance(value, list):
-            return tuple(tuple(v) if isinstance(v, list) else v for v in value)
-    return value
+        if get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            kinds = get_args(option)
+            kinds = kinds[:1] * len(value) if kinds[-1:] == (...,) else kinds
+            if len(kinds) == len(value):
+                pairs = enumerate(zip(kinds, value, strict=True))
+                return tuple(_coerce(k, v, f"{where}[{i}]") for i, (k, v) in pairs)
+        if _is_kind(option, value):
+            return value
+    wanted = str(hint) if is_union or get_origin(hint) else getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"{where} = {value!r} is of the wrong type: it must be {wanted}")
+
+
+def _is_kind(option: Any, value: Any) -> bool:
+    if option is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if option is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if option in (bool, str, type(None)):
+        return isinstance(value, option)
+    if get_origin(option) in (tuple, dict):
+        return get_origin(option) is dict and isinstance(value, dict)
+    return not dataclasses.is_dataclass(option) or isinstance(value, option)
 
 
 def load_json(path: str | Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 NGRAM_DRAFTS = 7
 PROFILE_BUDGET_S = 30.0
+PLAIN_POLICY = "autoregressive"
 STALE_POLICIES = ("adaptive", "prefix_async")
 DECIDED_AHEAD_STALENESS = 1
 """Where a step is decided while the one before it runs, the newest survivals a policy has seen
@@ -73,11 +74,11 @@ def build_system(config: SystemConfig) -> System:
     tokenizer = load_tokenizer(config.model_dir)
     engine, drafter = load_engine(config)
     table = None
-    if config.scheduler.policy in TABLE_POLICIES:
+    if config.scheduler.policy in TABLE_POLICIES and drafter.num_drafts:
         table = latency_table(config, engine, drafter)
     calibration = load_calibration(config)
     loop = make_loop(config, engine, drafter, table, calibration)
-    if config.scheduler.policy in TABLE_POLICIES and table is None:
+    if config.scheduler.policy in TABLE_POLICIES and table is None and drafter.num_drafts:
         loop.counters.fallback_reason = table_refusal(engine.info)
     policy = loop.policy
     logger.info(
@@ -125,11 +126,12 @@ def make_loop(
     options = dict(config.scheduler.options)
     if isinstance(engine, RoundEngine) and config.scheduler.policy in STALE_POLICIES:
         options.setdefault("staleness", DECIDED_AHEAD_STALENESS)
-    policy = create_policy(
-        config.scheduler.policy,
-        options,
-        PolicyResources(table=table, estimator=estimator),
-    )
+    resources = PolicyResources(table=table, estimator=estimator)
+    if drafter.num_drafts == 0 and config.scheduler.policy != PLAIN_POLICY:
+        logger.info("nothing drafts: policy %s has nothing to decide", config.scheduler.policy)
+        policy = create_policy(PLAIN_POLICY, {}, resources)
+    else:
+        policy = create_policy(config.scheduler.policy, options, resources)
     return DecodingLoop(
         engine,
         drafter,
@@ -159,7 +161,7 @@ def load_engine(config: SystemConfig) -> tuple[Engine, Drafter]:
             request_buckets=request_buckets(config.buckets),
         )
         return engine, DSparkDrafter(engine)
-    plain = config.scheduler.policy == "autoregressive" or config.drafter == "none"
+    plain = config.scheduler.policy == PLAIN_POLICY or config.drafter == "none"
     drafter: Drafter = NoDrafter() if plain else NgramDrafter(NGRAM_DRAFTS)
     rungs = build_ladder(config.buckets, drafter.num_drafts)
     return load_torch_engine(config, rungs, num_drafts=drafter.num_drafts), drafter
@@ -171,7 +173,7 @@ def _load_tensorrt(config: SystemConfig) -> tuple[Engine, Drafter]:
     The target's engine computes logits for γ drafts of each request: n-grams draft as many.
     """
     directory = load_engine_dir(config.model_dir)
-    plain = config.scheduler.policy == "autoregressive" or config.drafter == "none"
+    plain = config.scheduler.policy == PLAIN_POLICY or config.drafter == "none"
     own = not plain and config.drafter == "auto" and directory.facts.drafter is not None
     gamma = 0 if plain else directory.facts.limits.num_drafts
     engine = load_tensorrt_engine(
@@ -197,7 +199,7 @@ def check_config(config: SystemConfig) -> SystemConfig:
 def drafter_dir(config: SystemConfig) -> Path | None:
     """Directory of the configured DSpark drafter, None when there is none; 'auto' resolved here."""
     config = resolve_engine_dir(config)
-    if config.scheduler.policy == "autoregressive" or config.drafter in ("none", "ngram"):
+    if config.scheduler.policy == PLAIN_POLICY or config.drafter in ("none", "ngram"):
         return None
     if config.backend != "torch":
         found = Path(config.model_dir)
@@ -227,7 +229,7 @@ def latency_table(config: SystemConfig, engine: Engine, drafter: Drafter) -> Lat
     path = table_path(info)
     if config.profile != "force" and path.is_file():
         return usable_table(LatencyTable.load(path), info.fingerprint, info.rungs)
-    if config.profile == "never" or drafter.num_drafts == 0:
+    if config.profile == "never":
         return usable_table(None, info.fingerprint, info.rungs)
     logger.info("measuring the latency table of this engine (about %.0f s)", PROFILE_BUDGET_S)
     table = profile_engine(config, engine, drafter, budget_s=PROFILE_BUDGET_S)
@@ -243,6 +245,11 @@ def measure_latency_table(
     """Load an engine, measure and cache its table; returns (table, where it is kept)."""
     config = resolve_engine_dir(config)
     engine, drafter = load_engine(config)
+    if drafter.num_drafts == 0:
+        raise ConfigError(
+            f"drafter {config.drafter!r} drafts nothing: there is no step to schedule and no table "
+            "to measure; name a drafter (a directory, auto or ngram)"
+        )
     table = profile_engine(config, engine, drafter, context_lens=context_lens, budget_s=budget_s)
     return table, table_path(engine.info)
 

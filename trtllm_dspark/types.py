@@ -113,7 +113,6 @@ class RequestStats:
     num_output_tokens: int = 0
     num_steps: int = 0
     """Decode steps that committed at least one token."""
-    num_drafted_tokens: int = 0
     num_verified_tokens: int = 0
     """Verified drafts (total_draft_tokens for clients)."""
     num_accepted_tokens: int = 0
@@ -149,15 +148,6 @@ class RequestOutput:
     error: Exception | None = None
 
 
-@dataclass(frozen=True, order=True)
-class Bucket:
-    """Key of one latency-table cell."""
-
-    num_requests: int
-    num_tokens: int
-    """The rung."""
-
-
 @dataclass(frozen=True)
 class DraftBlock:
     """What a drafter proposes for R requests.
@@ -175,17 +165,6 @@ class DraftBlock:
     """Handle on q ([R, γ, V], engine memory); None: every draft deterministic (one-hot q)."""
     sampled: npt.NDArray[np.bool_] | None = None
     """[R] whether the request's drafts were drawn from q; None = all deterministic."""
-
-
-@dataclass(frozen=True)
-class VerifyPlan:
-    """How many drafts of each request the target verifies, and the rung that runs."""
-
-    verify_lens: IntArray
-    """[R], ℓ_r ≤ every admissible bound."""
-    cu_query_lens: IntArray
-    """[R+1] prefix sums of 1 + ℓ_r (decode rows only; prefill chunks follow them)."""
-    rung: int
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,16 @@ def test_without_a_table_everything_is_verified_and_the_log_says_why(
     assert stats.num_verified_tokens == stats.num_drafted_tokens - cut_by_max_tokens > 0
 
 
+def test_without_a_drafter_no_table_is_missed_and_none_can_be_measured(model_dir, caplog):
+    scheduler = SchedulerConfig(policy="adaptive")
+    config = config_for(model_dir, drafter="none", scheduler=scheduler, profile="auto")
+    with caplog.at_level(logging.WARNING):
+        system = runtime.build_system(config)
+    assert system.loop.stats().fallback_reason == "" and "every draft" not in caplog.text
+    with pytest.raises(ConfigError, match="drafts nothing"):
+        runtime.measure_latency_table(config)
+
+
 def test_a_backend_that_cannot_run_yet_is_refused_by_name(model_dir):
     with pytest.raises(ConfigError, match="tensorrt_rtx"):
         runtime.build_system(config_for(model_dir, backend="tensorrt_rtx"))

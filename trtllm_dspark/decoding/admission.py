@@ -9,7 +9,7 @@ from trtllm_dspark.errors import InvalidRequestError
 from trtllm_dspark.types import EngineInfo, GenerationRequest, SamplingParams
 
 
-def check_request(request: GenerationRequest, info: EngineInfo, block_rows: int) -> None:
+def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Refuse prompts and parameters that can never run here."""
     prompt = request.prompt_token_ids
     if len(prompt) == 0:

@@ -82,7 +82,7 @@ class DecodingLoop:
         )
         self.rounds = make_rounds(engine, drafter, policy, estimator)
         """Whole rounds on the device, None where the engine runs none."""
-        self.counters = LoopStats()
+        self.counters = LoopStats(num_drafts=drafter.num_drafts)
         self._live: dict[str, Sequence] = {}
         self._emitter = Emitter(self.clock)
         self._ended: list[RequestOutput] = []
@@ -96,7 +96,7 @@ class DecodingLoop:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; InvalidRequestError and QueueFullError leave everything unchanged."""
-        check_request(request, self.engine.info, self.block_rows)
+        check_request(request, self.engine.info)
         if request.request_id in self._live:
             raise InvalidRequestError(
                 f"request id {request.request_id!r} is in use: ids of live requests must differ"
@@ -116,11 +116,6 @@ class DecodingLoop:
         self._next_key += 1
         self._live[request.request_id] = sequence
         self.batcher.add(sequence)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows after the anchor that the drafter may write."""
-        return self.batcher.block_rows
 
     def _drafts_greedily(self, request: GenerationRequest) -> bool:
         """Whether drafts must be deterministic: drafter cannot sample, or policy needs it."""

@@ -15,6 +15,8 @@ from trtllm_dspark.types import FinishReason, StepOutcome
 class LoopStats:
     """Counters since start; the `num_running` … `num_free_pages` group is filled by `snapshot`."""
 
+    num_drafts: int = 0
+    """γ of the loop's drafter."""
     num_steps: int = 0
     num_drafted_steps: int = 0
     num_drafted_tokens: int = 0
@@ -26,7 +28,7 @@ class LoopStats:
     num_decode_rows: int = 0
     """Σ (1 + ℓ_r)."""
     num_block_rows: int = 0
-    """Σ R·D: what full verification would have run (keep ratio = decode rows / this)."""
+    """Σ R·D over all steps, plain ones included: what full verification would have run."""
     num_prefill_tokens: int = 0
     num_finished: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason."""
@@ -62,8 +64,7 @@ class LoopStats:
         self.num_accepted_tokens += int(outcome.accepted_lens.sum())
         self.num_committed_tokens += int(outcome.accepted_lens.sum()) + size
         self.num_decode_rows += verified + size
-        gamma = 0 if outcome.confidence_logits is None else outcome.confidence_logits.shape[1]
-        self.num_block_rows += size * (1 + gamma)
+        self.num_block_rows += size * (1 + self.num_drafts)
         self.num_prefill_tokens += outcome.num_prefill_tokens
         self.steps_per_rung[outcome.rung] += 1
         self.tokens_per_step.update((outcome.accepted_lens + 1).tolist())

@@ -123,7 +123,8 @@ class RoundGraphs:
     def _select(
         self, inputs: dict[str, torch.Tensor], drafts: KernelDrafts, key: RoundKey
     ) -> Selection:
-        logits = drafts.confidence_logits * inputs["confidence_scale"] + inputs["confidence_offset"]
+        raw = drafts.confidence_logits.clamp(-MAX_ABS_LOGIT, MAX_ABS_LOGIT)
+        logits = raw * inputs["confidence_scale"] + inputs["confidence_offset"]
         confidences = logits.clamp(-MAX_ABS_LOGIT, MAX_ABS_LOGIT).sigmoid()
         survivals = confidences.cumprod(dim=1).clamp_min(MIN_SURVIVAL)
         return select_drafts(

@@ -40,7 +40,8 @@ class LoopContender:
         """Run one round and measure it."""
         records, outcomes = _RoundRun(self, load).run()
         window = steady_window(records, load)
-        return {**measure_round(records, load), **describe_steps(outcomes, window)}
+        steps = describe_steps(outcomes, window, self.loop.drafter.num_drafts)
+        return {**measure_round(records, load), **steps}
 
     def close(self) -> None:
         """Nothing runs between rounds."""
@@ -136,9 +137,11 @@ class _RoundRun:
             self.num_live -= 1
 
 
-def describe_steps(outcomes: list[tuple[float, StepOutcome]], window: Window) -> dict[str, Any]:
+def describe_steps(
+    outcomes: list[tuple[float, StepOutcome]], window: Window, num_drafts: int
+) -> dict[str, Any]:
     """What the steps of the steady state did."""
-    stats = LoopStats()
+    stats = LoopStats(num_drafts=num_drafts)
     for time_s, outcome in outcomes:
         if window.begin_s < time_s <= window.end_s:
             stats.record(outcome)

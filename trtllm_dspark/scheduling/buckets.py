@@ -33,14 +33,6 @@ def request_buckets(config: BucketConfig) -> tuple[int, ...]:
     return (*buckets, limit)
 
 
-def requests_bucket(buckets: Sequence[int], num_requests: int) -> int:
-    """Return the smallest requests bucket that holds `num_requests` (≥ 1).
-
-    Example: buckets (1, 2, 4, 8): 3 → 4, 8 → 8, 9 → ConfigError.
-    """
-    return _ceiling(buckets, num_requests, "num_requests", "requests bucket")
-
-
 def rung_for(rungs: Sequence[int], num_tokens: int) -> int:
     """Return the smallest rung that holds `num_tokens` rows (≥ 1): the one that runs.
 

@@ -243,6 +243,9 @@ class Calibration:
         require(
             found == (FORMAT, VERSION), f"{where}: format, version", found, f"{FORMAT}, {VERSION}"
         )
+        num_drafts = data.get("num_drafts")
+        is_number = isinstance(num_drafts, int) and num_drafts >= 1
+        require(is_number, f"{where}: num_drafts", num_drafts, "an integer ≥ 1")
         known = [mode.value for mode in DraftMode]
         modes = {}
         for name, fitted in data.get("modes", {}).items():

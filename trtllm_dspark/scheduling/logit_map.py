@@ -37,8 +37,9 @@ class LogitMap:
         return cls(np.ones(num_drafts, np.float32), np.zeros(num_drafts, np.float32))
 
     def apply(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """[n, γ] raw → calibrated logits, clipped at ±12."""
-        return clip_logits(np.asarray(logits, np.float64) * self.scale + self.offset)
+        """[n, γ] raw → calibrated logits; both are clipped at ±12, as where lines are fitted."""
+        raw = clip_logits(np.asarray(logits, np.float64))
+        return clip_logits(raw * self.scale + self.offset)
 
     def confidences(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """[n, γ] raw logits → c_k."""

@@ -158,11 +158,11 @@ class SurvivalEstimator:
             return self._scale(logits, modes[0])
         rows = [self._scales[mode] for mode in modes]
         scale, offset = np.stack([a for a, _ in rows]), np.stack([b for _, b in rows])
-        return logits * scale + offset
+        return np.clip(logits, -MAX_ABS_LOGIT, MAX_ABS_LOGIT) * scale + offset
 
     def _scale(self, logits: FloatArray, mode: DraftMode) -> FloatArray:
         scale, offset = self._scales[mode]
-        return logits * scale + offset
+        return np.clip(logits, -MAX_ABS_LOGIT, MAX_ABS_LOGIT) * scale + offset
 
     def _refresh(self, mode: DraftMode) -> None:
         a, b = self._online[mode].corrections()

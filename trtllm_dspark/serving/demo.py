@@ -46,7 +46,7 @@ class DemoSummary:
     acceptance_length: float
     """Mean committed tokens per decode step and request, recovered/bonus token included."""
     keep_ratio: float
-    """Verified rows / rows of full verification; 1 where nothing was drafted."""
+    """Verified rows / rows of full verification, plain steps included; 1 without a drafter."""
     steps_per_bucket: Mapping[int, int]
     """Steps by the token total they were padded up to."""
     first_token_ms: float

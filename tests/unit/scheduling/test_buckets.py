@@ -15,7 +15,6 @@ from trtllm_dspark.scheduling.buckets import (
     build_ladder,
     grid_total,
     request_buckets,
-    requests_bucket,
     round_up_rung,
     rung_for,
 )
@@ -105,8 +104,6 @@ def test_requests_buckets_end_with_the_limit_and_go_on_doubling() -> None:
 def test_a_total_outside_the_ladder_is_refused_with_the_allowed_range(wanted: int) -> None:
     with pytest.raises(ConfigError, match=f"num_tokens = {wanted} fits no rung: allowed is 1 to 8"):
         rung_for((1, 2, 4, 8), wanted)
-    with pytest.raises(ConfigError, match="requests bucket"):
-        requests_bucket((1, 2, 4, 8), wanted)
 
 
 @given(st.integers(1, 10**6), st.sampled_from([1, 2, 4, 8]))

@@ -180,6 +180,9 @@ def test_a_mode_that_was_not_fitted_is_neutral() -> None:
         ({"modes": {"greedy_target": {"temperatures": [1.0], "num_samples": 1}}}, "γ = 2"),
         ({"modes": {"greedy_target": {"temperatures": [1, 0], "num_samples": 1}}}, "positive"),
         ({"modes": {"greedy_target": {"temps": [1, 1]}}}, "unknown keys"),
+        ({"modes": {"greedy_target": {"num_samples": 1}}}, "'temperatures'.* are missing"),
+        ({"modes": {"greedy_target": {"temperatures": 1, "num_samples": 1}}}, "wrong type"),
+        ({"num_drafts": None}, "num_drafts = None"),
     ],
 )
 def test_wrong_files_are_refused_by_key(change: dict[str, Any], match: str) -> None:

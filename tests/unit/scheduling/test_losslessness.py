@@ -45,7 +45,6 @@ from trtllm_dspark.scheduling.policies.base import (
     admissible_survivals,
     plan_top,
 )
-from trtllm_dspark.scheduling.policies.prefix import PrefixAsyncPolicy
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
 from trtllm_dspark.types import DraftMode, FloatArray, IntArray
@@ -128,6 +127,25 @@ def test_two_requests_get_independent_target_distributions(
     policy = policy_of(name, options, table)
     if mode in policy.covers:
         check(Case(PAIR, table, mode, anchors=(0, 1), length=3), policy)
+
+
+def enumerate_two_requests(name: str, length: int) -> Seen:
+    """Two requests with γ = 3 > staleness on a curve where capacities differ."""
+    table = table_of("cliff")
+    case = Case(TOY, table, SAMPLED, anchors=(0, 1), length=length)
+    return check(case, policy_of(name, dict(POLICIES)[name], table))
+
+
+@pytest.mark.parametrize("name", ["prefix_async", "adaptive"])
+def test_two_requests_whose_capacity_varies_get_the_targets_distribution(name: str) -> None:
+    assert len(enumerate_two_requests(name, 4).capacities) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prefix_async", "adaptive"])
+def test_two_requests_stay_lossless_where_old_survivals_have_come_to_count(name: str) -> None:
+    seen = enumerate_two_requests(name, 5)
+    assert len(seen.capacities) >= 2 and seen.last_step >= 5  # staleness + 3
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -273,8 +291,11 @@ def test_a_score_with_the_candidates_own_probability_is_caught_with_its_publishe
     check(greedy, keep)
 
 
-def test_old_survivals_may_be_one_step_old_as_long_as_noise_is_fresh() -> None:
-    table = table_of("staircase")
-    policy = policy_of("prefix_async", {"staleness": 1}, table)
-    assert isinstance(policy, PrefixAsyncPolicy)
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize(("name", "options"), [("prefix_async", {}), ("adaptive", ADAPTIVE)])
+def test_old_survivals_may_be_one_step_old_as_long_as_noise_is_fresh(
+    name: str, options: dict[str, Any], curve: str
+) -> None:
+    table = table_of(curve)
+    policy = policy_of(name, {**options, "staleness": 1}, table)
     check(Case(TOY, table, SAMPLED, length=5), policy)

@@ -90,6 +90,8 @@ def test_unknown_options_are_refused_by_name(name: str) -> None:
         ("fixed_ratio", {"ratio": 0.0}),
         ("ratio_bucket", {"ratios": []}),
         ("ratio_bucket", {"ratios": [2.0]}),
+        ("ratio_bucket", {"ratios": 0.5}),
+        ("adaptive", {"min_gain": "1"}),
         ("prefix_async", {"staleness": 0}),
         ("adaptive", {"staleness": 0}),
         ("adaptive", {"probe_share": 0.5}),

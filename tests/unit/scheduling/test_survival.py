@@ -201,6 +201,18 @@ def test_the_prior_starts_from_the_calibration_file_where_there_is_one() -> None
     assert estimator.prior(GREEDY) == pytest.approx([0.9, 0.6])
 
 
+def test_raw_logits_are_clipped_before_the_line_as_where_it_was_learned() -> None:
+    # A drafter without a confidence head offers the log-odds of its largest probability: up to 87.
+    line = ModeCalibration((1.0,), 300, slopes=(0.35,), offsets=(0.5,))
+    estimator = SurvivalEstimator(1, Calibration(1, {GREEDY: line}))
+    logits, lens = np.array([[12.0], [87.0]], np.float32), np.array([1, 1])
+    for modes in ([GREEDY] * 2, [GREEDY, SAMPLED]):
+        survivals = estimator.survivals(logits, lens, modes)
+        assert survivals[0, 0] == pytest.approx(sigmoid(np.array(0.35 * 12 + 0.5)), rel=1e-6)
+    same = estimator.survivals(logits, lens, [GREEDY] * 2)
+    assert same[1, 0] == same[0, 0]
+
+
 def test_plain_steps_and_a_frozen_estimator_learn_nothing() -> None:
     logits = np.full((64, 1), 3.0, np.float32)
     frozen = SurvivalEstimator(1, learns=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_dspark.config import require
+from trtllm_dspark.config import from_json_dict, require
 from trtllm_dspark.scheduling.history import SurvivalHistory
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.options import DraftOptions, draft_options, mask_caps
@@ -189,4 +189,4 @@ class AdaptivePolicy(PolicyBase):
 def create_adaptive(options: dict[str, Any], resources: PolicyResources) -> AdaptivePolicy:
     """Build the policy from the fields of `AdaptiveOptions`."""
     refuse_unknown_options("adaptive", options, tuple(AdaptiveOptions.__dataclass_fields__))
-    return AdaptivePolicy(AdaptiveOptions(**options), resources)
+    return AdaptivePolicy(from_json_dict(AdaptiveOptions, options, "adaptive"), resources)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_dspark.config import require
+from trtllm_dspark.config import from_json_dict, require
 from trtllm_dspark.scheduling.options import draft_room, gain_curve
 from trtllm_dspark.scheduling.policies.base import (
     DETERMINISTIC_DRAFTS,
@@ -84,9 +84,6 @@ class RatioBucketPolicy(PolicyBase):
 @register_policy("ratio_bucket")
 def create_ratio_bucket(options: dict[str, Any], resources: PolicyResources) -> RatioBucketPolicy:
     """Build the policy from the fields of `RatioBucketOptions`."""
-    known = ("ratios", "exact", "anchors_in_ratio", "count_anchors")
+    known = tuple(RatioBucketOptions.__dataclass_fields__)
     refuse_unknown_options("ratio_bucket", options, known)
-    fields = {**options}
-    if "ratios" in fields:
-        fields["ratios"] = tuple(fields["ratios"])
-    return RatioBucketPolicy(RatioBucketOptions(**fields), resources)
+    return RatioBucketPolicy(from_json_dict(RatioBucketOptions, options, "ratio_bucket"), resources)
