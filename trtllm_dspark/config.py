@@ -348,7 +348,7 @@ def _is_kind(option: Any, value: Any) -> bool:
         return isinstance(value, option)
     if get_origin(option) in (tuple, dict):
         return get_origin(option) is dict and isinstance(value, dict)
-    return not dataclasses.is_dataclass(option) or isinstance(value, option)
+    return not dataclasses.is_dataclass(option)
 
 
 def load_json(path: str | Path) -> dict[str, Any]:
