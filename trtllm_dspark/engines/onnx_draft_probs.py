@@ -21,7 +21,7 @@ flat_probs = Reshape (wide_probs, flat)
 is_slot = Less (offsets, num_slots)
 is_from_q = And (sampled_column, is_slot)
 one_narrow = Constant <value_float = 1.0> ()
-q_narrow = Where (is_from_q, q_found, one_narrow)
+q_narrow = Where (is_from_q, cell_probs, one_narrow)
 q = Cast <to = {double}> (q_narrow)
 """
 _Q_FROM_LOGITS = """
@@ -35,8 +35,6 @@ cell_values = Gather <axis = 0> (flat_probs, q_cells)
 cell_top = Gather <axis = 0> (slot_tops, block_slots)
 cell_mass = Gather <axis = 0> (slot_masses, block_slots)
 cell_edge = Gather <axis = 0> (slot_edges, block_slots)
-{cell_probs}
-q_found = Identity (cell_probs)
 """
 _RESIDUAL_FROM_Q = """
 final_slots = GatherElements <axis = 1> (block_slots, accepted_column)
@@ -60,7 +58,6 @@ _SLOT_PROBS = """
 slot_top = Gather <axis = 0> (slot_tops, final_slots)
 slot_mass = Gather <axis = 0> (slot_masses, final_slots)
 slot_edge = Gather <axis = 0> (slot_edges, final_slots)
-{slot_probs}
 """
 _PROBS_OF_LOGITS = """
 {p}_shifted = Sub ({p}_values, {p}_top)
@@ -81,9 +78,9 @@ def q_lines(draft_form: int) -> str:
     """Nodes that make `q` [R, γ+1] float64 of the drafts; 1 where q is one-hot."""
     if draft_form == ONE_HOT:
         return _format(_NO_Q)
-    found = "q_found = Gather <axis = 0> (flat_probs, q_cells)"
+    found = "cell_probs = Gather <axis = 0> (flat_probs, q_cells)"
     if draft_form == AS_LOGITS:
-        found = _Q_FROM_LOGITS.format(cell_probs=_PROBS_OF_LOGITS.format(p="cell").strip())
+        found = _Q_FROM_LOGITS + _PROBS_OF_LOGITS.format(p="cell")
     return _format(_Q_OF_DRAFTS, found=found)
 
 
@@ -93,7 +90,7 @@ def residual_lines(draft_form: int) -> str:
         return "residual = Identity (without_draft)"
     probs = "slot_probs = Identity (slot_values)"
     if draft_form == AS_LOGITS:
-        probs = _SLOT_PROBS.format(slot_probs=_PROBS_OF_LOGITS.format(p="slot").strip())
+        probs = _SLOT_PROBS + _PROBS_OF_LOGITS.format(p="slot")
     return _format(_RESIDUAL_FROM_Q, probs=probs)
 
 
