@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_dspark.config import load_json
+from trtllm_dspark.config import BucketConfig, load_json
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.evaluation.acceptance_models import (
     AcceptanceModel,
@@ -26,6 +26,7 @@ from trtllm_dspark.evaluation.simulated_requests import Limits, Workload
 from trtllm_dspark.evaluation.simulation import SimulatedSystem, Simulation
 from trtllm_dspark.evaluation.simulation_report import SimulationReport
 from trtllm_dspark.scheduling import PolicyResources, create_policy
+from trtllm_dspark.scheduling.buckets import request_buckets
 from trtllm_dspark.scheduling.interchange import table_from_json_form
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
@@ -96,7 +97,7 @@ def cost_table(arguments: argparse.Namespace, num_drafts: int, most: int) -> Lat
 
 def measured_table(path: str, num_drafts: int, most: int) -> LatencyTable:
     """A table of `dspark profile`, SGLang or TensorRT-LLM; says what the last two lack."""
-    buckets = [1 << k for k in range(max(most - 1, 0).bit_length() + 1)]
+    buckets = request_buckets(BucketConfig(max_num_requests=most, max_num_tokens=most))
     table = table_from_json_form(
         load_json(path), request_buckets=buckets, num_drafts=num_drafts, fingerprint=path
     )
