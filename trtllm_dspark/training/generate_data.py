@@ -30,6 +30,7 @@ MARK = "\u241f"
 MAX_USER_TOKENS = 96
 MIN_USER_TOKENS = 4
 USER_TOP_P = 0.95
+SENTENCE_ENDS = (".", "?", "!", "\n")
 
 
 @dataclass
@@ -58,7 +59,8 @@ class DataGenerator:
         """Put one item into the loop."""
         user = self.system.tokenizer.encode(item.user_text, add_special=False)
         if item.is_start:
-            self._submit(Job(item, self.head + user, 0, True), MAX_USER_TOKENS, 1.0, USER_TOP_P)
+            start = self.head + user
+            self._submit(Job(item, start, len(start), True), MAX_USER_TOKENS, 1.0, USER_TOP_P)
         else:
             self._answer(item, self.head + user + self.tail)
 
@@ -66,6 +68,7 @@ class DataGenerator:
         room = self.system.info.max_seq_len - len(prompt)
         if room < 2:
             logger.warning("item %d: a prompt of %d tokens is too long", item.item_id, len(prompt))
+            self.writer.skip(item.item_id)
             return
         job = Job(item, prompt, len(prompt), False)
         self._submit(job, min(self.max_new_tokens, room), item.temperature, 1.0)
@@ -102,12 +105,27 @@ class DataGenerator:
     def _finish(self, job: Job, output: RequestOutput) -> None:
         has_end = output.finish_reason is FinishReason.EOS
         if job.writes_user_turn:
-            if has_end and output.stats.num_output_tokens >= MIN_USER_TOKENS:
-                self._answer(job.item, job.token_ids + self.tail)
+            given, written = job.token_ids[: job.prompt_len], job.token_ids[job.prompt_len :]
+            if not has_end:
+                written = self._whole_sentences(written)
+            if len(written) >= MIN_USER_TOKENS:
+                self._answer(job.item, given + written + self.tail)
+            else:
+                self.writer.skip(job.item.item_id)
             return
         tokens = job.token_ids + ([self.system.tokenizer.eos_ids[0]] if has_end else [])
         if len(tokens) > job.prompt_len:
             self.writer.append(tokens, job.prompt_len, job.item.item_id)
+        else:
+            self.writer.skip(job.item.item_id)
+
+    def _whole_sentences(self, token_ids: list[int]) -> list[int]:
+        """Cut what the length limit broke off: a user turn that talks on is not thrown away."""
+        decode = self.system.tokenizer.decode
+        for end in range(len(token_ids), 0, -1):
+            if decode(token_ids[end - 1 : end]).rstrip(" ").endswith(SENTENCE_ENDS):
+                return token_ids[:end]
+        return []
 
 
 def iterate_items(arguments: argparse.Namespace, done: set[int]) -> Iterator[Item]:
@@ -234,9 +252,7 @@ def run(system: System, writer: TokenStoreWriter, arguments: argparse.Namespace)
                 done = writer.num_answer_tokens
                 rate = (done - first) / (time.monotonic() - started)
                 progress.update(task, completed=done, rate=rate)
-    logger.info(
-        "%d answer tokens in %d sequences", writer.num_answer_tokens, len(writer.source_ids)
-    )
+    logger.info("%d answer tokens in %d sequences", writer.num_answer_tokens, writer.num_sequences)
 
 
 if __name__ == "__main__":

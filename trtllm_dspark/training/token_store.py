@@ -20,6 +20,8 @@ from trtllm_dspark.errors import ConfigError
 
 INDEX_COLUMNS = 4
 """offset, prompt_len, total_len, source_id (int64 each)."""
+SKIPPED = "skipped.bin"
+"""Ids of items that gave no sequence (int64 each)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class TokenStoreWriter:
             )
         path.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
         self.dtype = np.dtype(dtype)
-        for name in ("tokens.bin", "index.bin"):
+        for name in ("tokens.bin", "index.bin", SKIPPED):
             (self.directory / name).touch()
         self._trim()
 
@@ -90,7 +92,9 @@ class TokenStoreWriter:
         with index_path.open("r+b") as file:
             file.truncate(index_path.stat().st_size // row_bytes * row_bytes)
         rows = np.fromfile(index_path, np.int64).reshape(-1, INDEX_COLUMNS)
-        self.source_ids = {int(s) for s in rows[:, 3]}
+        skipped = np.fromfile(self.directory / SKIPPED, np.int64)
+        self.source_ids = {*rows[:, 3].tolist(), *skipped.tolist()}
+        self.num_sequences = len(rows)
         self.num_answer_tokens = int((rows[:, 2] - rows[:, 1]).sum())
         self.offset = int((rows[:, 0] + rows[:, 2]).max()) if len(rows) else 0
         with tokens_path.open("r+b") as file:
@@ -106,4 +110,11 @@ class TokenStoreWriter:
             row.tofile(file)
         self.offset += len(tokens)
         self.source_ids.add(source_id)
+        self.num_sequences += 1
         self.num_answer_tokens += len(tokens) - prompt_len
+
+    def skip(self, source_id: int) -> None:
+        """Remember an item that gives no sequence: a resumed run must not try it again."""
+        with (self.directory / SKIPPED).open("ab") as file:
+            np.array([source_id], np.int64).tofile(file)
+        self.source_ids.add(source_id)

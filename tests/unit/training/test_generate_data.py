@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import types
 
 import numpy as np
 import pytest
@@ -56,6 +57,15 @@ def test_an_interrupted_write_is_dropped_and_the_rest_kept(tmp_path):
     again.append([9, 9], 1, 5)
     store = TokenStore(tmp_path / "s")
     assert [store[i].token_ids.tolist() for i in range(2)] == [[1, 2, 3], [9, 9]]
+
+
+def test_items_without_a_sequence_are_remembered(tmp_path):
+    writer = TokenStoreWriter(tmp_path / "s", vocab_size=300, model_hash="m")
+    writer.append([1, 2], 1, 4)
+    writer.skip(6)
+    again = TokenStoreWriter(tmp_path / "s", vocab_size=300, model_hash="m")
+    assert again.source_ids == {4, 6} and again.num_sequences == 1
+    assert len(TokenStore(tmp_path / "s")) == 1
 
 
 def test_a_store_of_another_model_is_refused(tmp_path):
@@ -173,3 +183,46 @@ def test_generation_stops_at_the_wanted_tokens_and_goes_on_from_there(model_dir,
     assert second.num_answer_tokens >= 120
     assert np.array_equal(second.index[: len(first)], first.index)
     assert len(set(second.index[:, 3].tolist())) == len(second)
+
+
+def test_an_item_that_gives_no_answer_is_not_tried_again(model_dir, tmp_path, caplog):
+    long = {"id": "long", "domain": "chat", "prompt": "many words " * 200}
+    short = {"id": "short", "domain": "chat", "prompt": "Add 1 and 12."}
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(f"{json.dumps(long)}\n{json.dumps(short)}\n")
+    options = ("--plain", "--temperatures", "0", "--slice", "0:1")
+    for expected in (1, 0):
+        caplog.clear()
+        assert run(model_dir, prompts, tmp_path / "out", *options) == 0
+        assert caplog.text.count("too long") == expected
+    assert TokenStore(tmp_path / "out").index[:, 3].tolist() == [1]
+
+
+class WordTokenizer:
+    """Ids of pieces of text."""
+
+    pieces = ("What", " is", " 3", ".", "5", "?", " And", "\n", " then")
+    eos_ids = (0,)
+
+    def apply_chat_template(self, messages):
+        return f"<user>{messages[0]['content']}<end>"
+
+    def encode(self, text, add_special=False):
+        return []
+
+    def decode(self, token_ids):
+        return "".join(self.pieces[i] for i in token_ids)
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 8], [0, 1, 2, 3, 4, 5]),
+        ([0, 1, 2, 7], [0, 1, 2, 7]),
+        ([0, 1, 2, 6], []),
+    ],
+)
+def test_a_user_turn_cut_by_the_limit_keeps_its_whole_sentences(written, kept):
+    system = types.SimpleNamespace(tokenizer=WordTokenizer())
+    generator = generate_data.DataGenerator(system, None, 8)
+    assert generator._whole_sentences(written) == kept
