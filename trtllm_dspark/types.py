@@ -192,6 +192,7 @@ class StepOutcome:
     drafted: bool
     """Whether the drafter ran in this step."""
     step_ms: float
+    """0 = not timed."""
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     plan_ms: float = 0.0

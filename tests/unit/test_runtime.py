@@ -13,9 +13,11 @@ from tests.e2e.tiny_model import write_tiny_drafter, write_tiny_model
 from tests.unit.decoding.loops import generate, request
 from trtllm_dspark import runtime
 from trtllm_dspark.config import BucketConfig, SchedulerConfig, SystemConfig
+from trtllm_dspark.decoding import profiling
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.scheduling import policy_names
 from trtllm_dspark.scheduling.latency_table import LatencyTable
+from trtllm_dspark.scheduling.measurement import Cell, StepKind
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,23 @@ def test_a_table_is_measured_once_per_fingerprint_and_trusted_afterwards(
     assert first.loop.stats().num_free_pages == first.loop.stats().num_pages
     other = runtime.build_system(dataclasses.replace(config, drafter="ngram", profile="never"))
     assert other.info.fingerprint != table.fingerprint
+
+
+def test_a_plain_step_is_charged_a_share_of_writing_the_rows_it_keeps(model_dir, monkeypatch):
+    system = runtime.build_system(config_for(model_dir))
+    profiler = profiling.StepProfiler(system.engine, system.drafter)
+    written = []
+    append = system.engine.append_context
+    monkeypatch.setattr(
+        system.engine,
+        "append_context",
+        lambda step: written.append(step.cu_row_lens.tolist()) or append(step),
+    )
+    seconds = iter([0.0, 1.0, 10.0, 44.0, 45.0])  # started, drafted, writes begin and end, ended
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(seconds))
+    sample = profiler.time_cell(Cell(StepKind.NO_DRAFT, 2, 2, 0, 24))
+    assert written == [[0, 17, 34]]  # 16 rows kept before and this step's own
+    assert sample.step_ms == pytest.approx(1e3 * (45 - 34 + 34 / 17))
 
 
 def test_without_a_table_everything_is_verified_and_the_log_says_why(

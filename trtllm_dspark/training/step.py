@@ -2,14 +2,15 @@
 """One training step: sequences in, summed gradients out, over micro-batches on worker threads.
 
 Workers are threads with one compute thread each: their operators meet no barriers, which on shared
-cores is worth more than splitting every operator. Sums are taken in the order of the micro-batches,
-so a step is reproducible whatever the number of workers.
+cores is worth more than splitting every operator. Whoever is free takes the next micro-batch; sums
+are taken in the order of the micro-batches, so a step is reproducible whatever the workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -74,19 +75,22 @@ class StepRunner:
         """Summed float32 gradients of the whole batch, and the sums of its losses."""
         self.objective.refresh(batch, np.random.default_rng((*seed, len(batch))))
         normalizer = sum(self.objective.total_weight(packed) for packed in batch)
-        num_workers = len(self._sources)
-        shares = [list(range(w, len(batch), num_workers)) for w in range(num_workers)]
+        free: SimpleQueue[StateSource] = SimpleQueue()
+        for source in self._sources:
+            free.put(source)
+        is_alone = len(self._sources) == 1
 
-        def work(worker: int) -> list[tuple[dict[str, torch.Tensor], ObjectiveValues]]:
-            torch.set_num_threads(1 if num_workers > 1 else torch.get_num_threads())
-            source = self._sources[worker]
-            return [self._one(source, batch[i], normalizer, (*seed, i)) for i in shares[worker]]
+        def work(index: int) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
+            if not is_alone:
+                torch.set_num_threads(1)
+            source = free.get()
+            try:
+                return self._one(source, batch[index], normalizer, (*seed, index))
+            finally:
+                free.put(source)
 
-        if num_workers == 1:
-            return _sum(work(0))
-        done = list(self._pool.map(work, range(num_workers)))
-        ordered = [done[i % num_workers][i // num_workers] for i in range(len(batch))]
-        return _sum(ordered)
+        run = map if is_alone else self._pool.map
+        return _sum(list(run(work, range(len(batch)))))
 
     def _one(
         self, source: StateSource, packed: PackedBlocks, normalizer: float, seed: tuple[int, ...]

@@ -98,6 +98,7 @@ def make_outcome(
     keys: Sequence[int] | None = None,
     modes: Sequence[DraftMode] | None = None,
     drafted: bool = True,
+    step_ms: float = 0.0,
 ) -> StepOutcome:
     count = len(verify_lens)
     num_drafts = 0 if logits is None else logits.shape[1]
@@ -114,5 +115,5 @@ def make_outcome(
         rung=count + int(np.sum(verify_lens)),
         num_prefill_tokens=0,
         drafted=drafted,
-        step_ms=1.0,
+        step_ms=step_ms,
     )

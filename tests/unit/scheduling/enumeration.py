@@ -239,7 +239,7 @@ def _observe(step: StepContext, accepted: Tokens) -> bytes:
         rung=len(lens) + int(lens.sum()),
         num_prefill_tokens=0,
         drafted=bool(mask.any()),
-        step_ms=1.0,
+        step_ms=(0.5 + sum(accepted)) * (len(lens) + int(lens.sum())) if case.is_timed else 0.0,
     )
     if case.estimates:
         policy.estimator.observe(outcome)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from trtllm_dspark.scheduling import PolicyResources, create_policy
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.policies.adaptive import AdaptivePolicy
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision
-from trtllm_dspark.scheduling.rates import ProbeBudget, RunningRate
+from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRate, Timed
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
 
 RUNGS = tuple(range(1, 17))
@@ -36,9 +37,16 @@ def pin_rate(policy: AdaptivePolicy, rate: float) -> None:
 
 
 def step(
-    policy: AdaptivePolicy, view: BatchView, survivals: np.ndarray, accepted_share: float = 1.0
+    policy: AdaptivePolicy,
+    view: BatchView,
+    survivals: np.ndarray,
+    accepted_share: float = 1.0,
+    clock: Callable[[bool, int], float] = lambda drafted, num_rows: 0.0,
 ) -> tuple[DraftDecision, list[int]]:
-    """Run one whole step; the accepted lengths are the expected ones, rounded."""
+    """Run one whole step; the accepted lengths are the expected ones, rounded.
+
+    clock(drafted, rows) gives its milliseconds, 0 = not timed.
+    """
     decision = policy.decide(view)
     drafted = np.where(decision.draft_mask[:, None], survivals, 0).astype(np.float32)
     lens = policy.plan(view, decision, drafted)
@@ -51,6 +59,7 @@ def step(
             draft_lens=(decision.draft_mask * view.num_drafts).tolist(),
             keys=view.request_keys,
             drafted=bool(decision.draft_mask.any()),
+            step_ms=clock(bool(decision.draft_mask.any()), len(lens) + int(lens.sum())),
         )
     )
     return decision, lens.tolist()
@@ -134,6 +143,37 @@ def test_the_long_run_rate_forgets_and_starts_from_the_forecast() -> None:
     assert RunningRate(1, 2.0, 4.0).rate(0, 1.5, 8.0) == 1.5
 
 
+def relation_of(*steps: tuple[Timed, float], table_ms: float = 10.0) -> float:
+    """The factor after steps of (kind, measured over table)."""
+    relation = CostRelation(2)
+    for kind, ratio in steps:
+        relation.observe(1, kind, ratio * table_ms, table_ms)
+    assert relation.factor(0) == 1.0  # the other bucket learns nothing
+    return relation.factor(1)
+
+
+def test_the_relation_of_costs_is_learnt_from_both_kinds_of_steps() -> None:
+    pairs = [(Timed.PLAIN, 0.8), (Timed.DRAFTED, 1.1)]
+    assert relation_of(*pairs * 100) == pytest.approx(0.8 / 1.1, rel=0.02)
+    assert 0.8 / 1.1 < relation_of(*pairs * 2) < 1.0  # the table still counts
+    assert relation_of(*[(Timed.PLAIN, 0.8)] * 100) == 1.0
+    assert relation_of(*[(Timed.PLAIN, 0.8), (Timed.DRAFTED, 0.0)] * 100) == 1.0  # not timed
+
+
+def test_a_machine_that_slows_down_as_a_whole_leaves_the_relation_as_it_was() -> None:
+    slow = [(Timed.PLAIN, 3.0), (Timed.DRAFTED, 3.0)] * 50
+    assert relation_of(*slow) == pytest.approx(1.0)
+    assert relation_of(*[(k, r / 3.0) for k, r in slow], *slow) == pytest.approx(1.0)
+
+
+def test_interrupted_steps_hardly_change_the_relation_and_old_times_give_way() -> None:
+    even = [(Timed.PLAIN, 1.0), (Timed.DRAFTED, 1.0)] * 30
+    assert relation_of(*even, (Timed.PLAIN, 40.0)) < 1.01
+    cheap = [(Timed.PLAIN, 0.7), (Timed.DRAFTED, 1.0)] * 30
+    assert relation_of(*cheap) < 0.75
+    assert relation_of(*cheap, *[(Timed.DRAFTED, 1.0)] * 2000) > 0.95
+
+
 def test_costs_in_the_rate_are_the_tables_so_that_a_slower_machine_changes_nothing() -> None:
     table = make_table([[1.0, 2.0, 3.0, 4.0]], buckets=(1,), rungs=(1, 2, 3, 4), no_draft=[0.9])
     policies = [adaptive(table), adaptive(table)]
@@ -176,10 +216,43 @@ def test_probes_never_cost_more_than_their_share(share: float) -> None:
     for _ in range(5000):
         plain, probe = rng.uniform(1, 3), rng.uniform(2, 40)
         time += plain
-        if budget.spend(plain, probe):
+        if budget.spend(plain, probe - plain):
             spent += max(probe - plain, 0.0)
         assert spent <= share * time + 1e-9
     assert (spent > 0.5 * share * time) if share else spent == 0.0
+
+
+# A close call: 4 requests get 11.46 tokens in 8.6 ms, or 4 in 3 ms.
+CLOSE = np.cumprod(np.full((4, 3), 0.78), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("plain_ratio", "drafted_ratio", "drafts"),
+    [(0.75, 1.0, False), (1.0, 1.25, False), (1.3, 1.0, True), (3.0, 2.4, True), (0.5, 0.7, False)],
+)
+def test_measured_times_correct_a_table_that_errs_between_plain_and_drafted_steps(
+    plain_ratio: float, drafted_ratio: float, drafts: bool
+) -> None:
+    policy, view = adaptive(DEAR), make_view([3] * 4, rungs=RUNGS, num_drafts=3)
+
+    def clock(drafted: bool, num_rows: int) -> float:
+        return drafted_ratio * DEAR.step_cost(4, num_rows) if drafted else 3.0 * plain_ratio
+
+    kinds = [bool(step(policy, view, CLOSE, clock=clock)[0].capacity) for _ in range(1500)]
+    assert sum(kinds[-500:]) / 500 == pytest.approx(float(drafts), abs=0.04)
+
+
+def test_trying_plain_steps_costs_little_and_stops_when_their_time_is_known() -> None:
+    rich = np.cumprod(np.full((4, 3), 0.84), axis=1)
+    policy, view = adaptive(DEAR), make_view([3] * 4, rungs=RUNGS, num_drafts=3)
+
+    def clock(drafted: bool, num_rows: int) -> float:
+        return DEAR.step_cost(4, num_rows) if drafted else 3.0
+
+    kinds = [bool(step(policy, view, rich, clock=clock)[0].capacity) for _ in range(2000)]
+    assert policy.relation.factor(0) == pytest.approx(1.0)
+    assert 0 < kinds[:500].count(False) < 25
+    assert 0 < kinds[-500:].count(False) < 20
 
 
 def test_a_share_above_two_percent_is_refused() -> None:

@@ -299,3 +299,14 @@ def test_old_survivals_may_be_one_step_old_as_long_as_noise_is_fresh(
     table = table_of(curve)
     policy = policy_of(name, {**options, "staleness": 1}, table)
     check(Case(TOY, table, SAMPLED, length=5), policy)
+
+
+def test_times_of_finished_steps_may_decide_even_if_they_tell_what_was_accepted() -> None:
+    costs = [1.2, 1.7, 2.2, 2.7]  # drafting pays by a little, so that times decide for plain steps
+    table = make_table([costs], buckets=(1,), rungs=(1, 2, 3, 4), no_draft=[1.0])
+    decisions = {}
+    for is_timed in (False, True):
+        policy = policy_of("adaptive", {**ADAPTIVE, "min_gain": 0.0}, table)
+        seen = check(Case(TOY, table, SAMPLED, length=7, is_timed=is_timed), policy)
+        decisions[is_timed] = seen.decisions
+    assert decisions == {False: {"draft"}, True: {"draft", "plain"}}

@@ -71,6 +71,8 @@ class Case:
     """Survivals come from the policy's own estimator, which learns from every step."""
     is_seeded: bool = False
     """Coupled acceptance: token t is drawn from u[t] whoever draws it, draft or target."""
+    is_timed: bool = False
+    """Steps take times that tell how much was accepted; without, they are not timed."""
 
     @property
     def noise_by_position(self) -> bool:

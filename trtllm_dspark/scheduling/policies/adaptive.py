@@ -26,9 +26,14 @@ from trtllm_dspark.scheduling.policies.base import (
 )
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision, Sees, register_policy
 from trtllm_dspark.scheduling.policy_options import PolicyResources, refuse_unknown_options
-from trtllm_dspark.scheduling.rates import ProbeBudget, RunningRate
+from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRate, Timed
 from trtllm_dspark.scheduling.subsets import Candidate, SubsetCosts, narrow_requests
 from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
+
+NEEDED_TIMES = 8.0
+"""Timed steps of a kind below which it is tried, where the two kinds are close."""
+CLOSE_CALL = 0.3
+"""Part of a plain step: kinds further apart than this are not confused by an error of the table."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class AdaptiveOptions:
     min_gain: float = 0.01
     """Hysteresis: drafting starts or stops only when it pays by this share of a plain step."""
     probe_share: float = 0.01
-    """Share of a plain run's time that probes may take (≤ 0.02)."""
+    """Share of a run's time that probes of the other kind of step may take (≤ 0.02)."""
     staleness: int = 2
     """Steps that survivals must be old before they decide anything."""
     max_age: int = 64
@@ -79,7 +84,10 @@ class AdaptivePolicy(PolicyBase):
         self.subsets = SubsetCosts(self.table) if self.table else None
         num_buckets = len(self.table.request_buckets) if self.table else 0
         self.rates = RunningRate(num_buckets, options.rate_half_life, options.rate_prior_steps)
-        self.probes = ProbeBudget(options.probe_share)
+        self.relation = CostRelation(num_buckets)
+        self.probes, self.plain_probes = (ProbeBudget(options.probe_share) for _ in range(2))
+        self._probes_left = 0
+        self._drafted_last = False
         self.was_drafting = True
         self.last_rate = float("nan")
         """λ of the last decision, for metrics."""
@@ -121,7 +129,8 @@ class AdaptivePolicy(PolicyBase):
         options: DraftOptions,
     ) -> DraftDecision:
         num_requests = len(wanted)
-        plain_ms = float(table.no_draft_ms[table.bucket_index(num_requests)])
+        bucket = table.bucket_index(num_requests)
+        plain_ms = float(table.no_draft_ms[bucket]) * self.relation.factor(bucket)
         rate = self._rate(table, options, num_requests, plain_ms)
         best = options.best_by_value(rate)
         value = float(options.gains[best] - rate * options.costs[best])
@@ -134,15 +143,30 @@ class AdaptivePolicy(PolicyBase):
             )
             if narrowed is not None and narrowed.value > value:
                 drafted = narrowed
+        # What the better kind of step brings beyond the other one, as time.
+        lead_ms = abs(drafted.value - (num_requests - rate * plain_ms)) / rate
+        is_close = lead_ms <= CLOSE_CALL * plain_ms
+        nobody = DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
         if drafted.value > floor:
-            self.was_drafting = True
+            self.was_drafting, self._probes_left = True, 0
+            cost = float(options.costs[best])
+            is_untimed = self.relation.lacks(bucket, Timed.PLAIN, NEEDED_TIMES)
+            if is_close and is_untimed and self.plain_probes.spend(cost, lead_ms):
+                return nobody
             return DraftDecision(draft_mask=drafted.mask, capacity=drafted.capacity)
         self.was_drafting = False
         cheapest = int(np.argmin(options.costs))
-        if self.probes.spend(plain_ms, float(options.costs[cheapest])):
+        # The first drafted step after plain ones writes the rows they left, so a second is timed.
+        is_untimed = self.relation.lacks(bucket, Timed.DRAFTED, NEEDED_TIMES)
+        num_probes = 2 if is_close and is_untimed else 1
+        price_ms = num_probes * (float(options.costs[cheapest]) - plain_ms)
+        if self._probes_left == 0 and self.probes.spend(plain_ms, price_ms):
+            self._probes_left = num_probes
+        if self._probes_left:
+            self._probes_left -= 1
             capacity = int(options.capacities[cheapest])
             return DraftDecision(draft_mask=wanted, capacity=capacity, is_probe=True)
-        return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
+        return nobody
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
         """Return the top-K drafts by current survival and remember the survivals."""
@@ -155,6 +179,7 @@ class AdaptivePolicy(PolicyBase):
         num_requests = len(outcome.request_keys)
         if self.table is None or self.subsets is None or num_requests == 0:
             return
+        bucket = self.table.bucket_index(num_requests)
         if outcome.drafted:
             num_rows = num_requests + int(outcome.verify_lens.sum())
             cost = self.table.step_cost(num_requests, num_rows)
@@ -162,9 +187,20 @@ class AdaptivePolicy(PolicyBase):
             cost += self.subsets.change(num_requests, num_drafted)
         else:
             cost = self.table.plain_cost(num_requests)
+        self._compare(outcome, bucket, cost)
+        if not outcome.drafted:
+            cost *= self.relation.factor(bucket)
         if cost > 0:
             num_tokens = num_requests + float(outcome.accepted_lens.sum())
-            self.rates.observe(self.table.bucket_index(num_requests), num_tokens, cost)
+            self.rates.observe(bucket, num_tokens, cost)
+
+    def _compare(self, outcome: StepOutcome, bucket: int, table_ms: float) -> None:
+        """Hold the step's time against the table; not where rows of others were part of it."""
+        kind = Timed.DRAFTED if outcome.drafted else Timed.PLAIN
+        writes_rows = outcome.drafted and not self._drafted_last
+        self._drafted_last = outcome.drafted
+        if outcome.num_prefill_tokens == 0 and not writes_rows:
+            self.relation.observe(bucket, kind, outcome.step_ms, table_ms)
 
     def _rate(
         self, table: LatencyTable, options: DraftOptions, num_requests: int, plain_ms: float
