@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memories of the policy `adaptive`: the long-run rate λ per requests bucket, what plain steps really
-cost beside drafted ones, and the budget that pays for probes. All are functions of finished steps
-and of the latency table alone.
+"""Memories of the policy `adaptive`: the long-run rate λ per requests bucket, what plain steps cost
+beside drafted ones, and the budget that pays for probes. All are functions of finished steps and of
+the latency table alone.
 """
 
 from __future__ import annotations
