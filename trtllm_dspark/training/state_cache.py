@@ -142,11 +142,12 @@ class StateFile:
         raw = np.memmap(
             self.directory / "states.bin",
             np.uint8,
-            "r",
+            "c",
             offset=first * self._row_bytes,
             shape=(num, self._row_bytes),
         )
-        return torch.from_numpy(np.array(raw)).view(self.dtype)
+        # PyTorch copies (and waits for the disk) without keeping other workers from running.
+        return torch.from_numpy(raw).clone().view(self.dtype)
 
     def _warn(self, key: tuple[int, int]) -> None:
         if not self._has_warned:
