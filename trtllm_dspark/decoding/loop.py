@@ -155,6 +155,7 @@ class DecodingLoop:
             if self.rounds.takes(batch, decision):
                 return outputs + self._run_round(self.rounds, batch, view, decision, times)
             self.rounds.settle()  # what the host does now is learnt in order
+            times.skip()
         block = self._draft(batch, decision)
         times.mark("draft")
         survivals = self.estimator.survivals(block.confidence_logits, block.draft_lens, view.modes)

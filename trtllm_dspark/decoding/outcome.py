@@ -30,6 +30,10 @@ class StepTimes:
         setattr(self, f"{part}_ms", getattr(self, f"{part}_ms") + (now - self._last) * 1e3)
         self._last = now
 
+    def skip(self) -> None:
+        """Leave out what ran since the last mark: work of another step."""
+        self._last = time.perf_counter()
+
     @property
     def step_ms(self) -> float:
         """The whole step."""

@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 PENDING_ROWS = 2
 """Context rows that a drafter finds new at each draft: about what a step commits."""
-KEPT_ROWS = 16
-"""Rows of a request that plain steps leave to be written in one go: each is charged its share."""
 NUM_WARM_UP_ROUNDS = 1
 
 
@@ -81,8 +79,7 @@ class StepProfiler:
         requests = self._requests_for(cell.num_requests, cell.context_len)
         drafts = cell.kind is StepKind.DRAFTED
         if self.drafter.needs_taps:
-            num_rows = KEPT_ROWS if cell.kind is StepKind.NO_DRAFT else PENDING_ROWS
-            self._pin_context(requests, min(num_rows, cell.context_len))
+            self._pin_context(requests)
         engine, drafter = self.engine, self.drafter
         if drafts and isinstance(engine, RoundEngine) and isinstance(drafter, DSparkDrafter):
             return self._time_round(cell, requests, engine, drafter)
@@ -95,14 +92,14 @@ class StepProfiler:
         if drafts:
             self._rank(block, cell)
         self._verify(requests, block, spread_evenly(cell.num_verified, len(requests)), cell)
-        later_s = self._keep_rows(requests) if cell.kind is StepKind.NO_DRAFT else 0.0
-        step_s = time.perf_counter() - started - later_s
-        if later_s:
-            step_s += later_s / (min(KEPT_ROWS, cell.context_len) + 1)
-        return Sample(cell, step_s * 1e3, (drafted - started) * 1e3)
+        if cell.kind is StepKind.NO_DRAFT:
+            self._keep_rows(requests)
+        self._wait()
+        ended = time.perf_counter()
+        return Sample(cell, (ended - started) * 1e3, (drafted - started) * 1e3)
 
-    def _keep_rows(self, requests: list[Request]) -> float:
-        """Keep the step's rows for later, as plain steps do; seconds that writing all kept took."""
+    def _keep_rows(self, requests: list[Request]) -> None:
+        """Let the drafter keep the step's rows for later, as it does while nobody drafts."""
         if self.drafter.needs_taps:
             assert self._taps is not None and self._taps.taps is not None
             taps = self._taps.taps
@@ -112,11 +109,6 @@ class StepProfiler:
                     for i, request in enumerate(requests)
                 ]
             )
-        self._wait()
-        started = time.perf_counter()
-        self.drafter.sync([request.key for request in requests])
-        self._wait()
-        return time.perf_counter() - started
 
     def _rank(self, block: DraftBlock, cell: Cell) -> None:
         """Rank the drafts as a plan does; what is verified stays pinned."""
@@ -169,7 +161,7 @@ class StepProfiler:
         )
         self._taps = output
 
-    def _pin_context(self, requests: list[Request], num_rows: int) -> None:
+    def _pin_context(self, requests: list[Request]) -> None:
         """Give every request the same few pending context rows (their values do not matter)."""
         if self._taps is None or self._taps.taps is None:
             rung = self.engine.info.rungs[0]
@@ -181,9 +173,11 @@ class StepProfiler:
         rows = []
         for request in requests:
             self.drafter.release(request.key)
+            taps = row.expand(PENDING_ROWS, -1)
             source = request.draft_source(0)
-            first = request.num_computed - num_rows
-            rows.append(CommittedRows(source, first, num_rows, row.expand(num_rows, -1)))
+            rows.append(
+                CommittedRows(source, request.num_computed - PENDING_ROWS, PENDING_ROWS, taps)
+            )
         self.drafter.commit(rows)
 
     def release(self) -> None:

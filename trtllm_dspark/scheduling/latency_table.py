@@ -42,8 +42,7 @@ class LatencyTable:
     autoregressive_ms: Milliseconds
     """[B] a plain step of a server without a drafter; NaN = unknown."""
     no_draft_ms: Milliseconds
-    """[B] a plain step with the drafter loaded, a share of advancing its context included; NaN =
-    unknown."""
+    """[B] a plain step with the drafter loaded, its rows kept for later; NaN = unknown."""
     draft_ms: Milliseconds
     """[B] the draft part of a step by requests drafted: part of `step_ms`, never added to it."""
     fingerprint: str

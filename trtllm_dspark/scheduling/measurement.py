@@ -26,7 +26,7 @@ class StepKind(str, enum.Enum):
 
     DRAFTED = "drafted"
     NO_DRAFT = "no_draft"
-    """Plain step, drafter loaded; the rows it keeps for the drafter are written later, in bulk."""
+    """Plain step, drafter loaded: it keeps the rows that the drafter needs once it drafts again."""
     AUTOREGRESSIVE = "autoregressive"
     """Plain step as a server without a drafter runs it."""
 

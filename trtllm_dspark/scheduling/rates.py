@@ -40,8 +40,12 @@ class RunningRate:
         return float((self._tokens[bucket] + weight * forecast) / (self._costs[bucket] + weight))
 
 
+NEAR_STEPS = 8
+"""Steps between two times that may be compared."""
+RECENT_STEPS = 4
+"""Steps of a kind that its recent time averages, about."""
 MAX_SURPRISE = 0.3
-"""Natural logarithm: a step three times as long as usual was interrupted, it is not dearer."""
+"""Natural logarithm, a factor of 1.35: what is further off was interrupted, it is not dearer."""
 
 
 class Timed(enum.IntEnum):
@@ -51,13 +55,18 @@ class Timed(enum.IntEnum):
     DRAFTED = 1
 
 
+def other_kind(kind: Timed) -> Timed:
+    """Return DRAFTED for PLAIN and PLAIN for DRAFTED."""
+    return Timed(1 - kind)
+
+
 class CostRelation:
     """What plain steps cost in relation to drafted ones, as measured, over what the table says.
 
     A table is measured once, at one context length. Whether drafting pays hangs on the relation of
     two of its cells, and a few per cent of error there decide for the wrong side in every step.
-    Only the relation is learnt, per requests bucket: a machine that slows down as a whole changes
-    nothing. Steps without a time (0) teach nothing.
+    Only times close to each other are compared, where one kind of step follows the other, so that
+    a machine (or a context) that changes as a whole changes nothing. Per requests bucket.
     """
 
     def __init__(
@@ -65,40 +74,52 @@ class CostRelation:
         num_buckets: int,
         half_life: float = 256.0,
         window: float = 32.0,
-        prior_steps: float = 4.0,
+        prior_samples: float = 4.0,
     ) -> None:
-        """`half_life`: steps of any kind after which a timed step is half the evidence it was;
-        `window`: steps of one kind averaged at most; `prior_steps`: what the table counts.
+        """`half_life`: steps after which a comparison is half the evidence it was; `window`:
+        comparisons averaged at most; `prior_samples`: how many of them the table counts like.
         """
         self._keep = 0.5 ** (1.0 / half_life)
-        self._window, self._prior_steps = window, prior_steps
-        self._evidence = np.zeros((num_buckets, len(Timed)))
-        self._mean_log = np.zeros((num_buckets, len(Timed)))
+        self._window, self._prior_samples = window, prior_samples
+        self._evidence = np.zeros(num_buckets)
+        self._mean_log = np.zeros(num_buckets)
+        self._last_kind = np.full(num_buckets, -1)
+        self._recent = np.zeros((num_buckets, len(Timed)))
+        """Logarithm of measured over table, of the last steps of a kind."""
+        self._age = np.full((num_buckets, len(Timed)), np.inf)
+        """Steps since the last timed step of a kind."""
 
     def observe(self, bucket: int, kind: Timed, measured_ms: float, table_ms: float) -> None:
-        """Add one finished step; one that took far longer than its like counts as somewhat so."""
+        """Add one finished step; a time of 0 is none: the step only makes the others older."""
+        age, recent = self._age[bucket], self._recent[bucket]
+        age += 1.0
+        self._evidence[bucket] *= self._keep
         if not (measured_ms > 0.0 and table_ms > 0.0):
             return
-        evidence, mean = self._evidence[bucket], self._mean_log[bucket]
-        surprise = math.log(measured_ms / table_ms) - mean[kind]
-        if evidence[kind] >= self._prior_steps:
-            surprise = min(max(surprise, -MAX_SURPRISE), MAX_SURPRISE)
-        evidence *= self._keep
-        evidence[kind] += 1.0
-        mean[kind] += surprise / min(evidence[kind], self._window)
+        found = math.log(measured_ms / table_ms)
+        other = other_kind(kind)
+        if self._last_kind[bucket] == other and age[other] <= NEAR_STEPS:
+            gap = float(found - recent[other])
+            self._compare(bucket, gap if kind is Timed.PLAIN else -gap)
+        is_fresh = age[kind] > NEAR_STEPS
+        recent[kind] = found if is_fresh else recent[kind] + (found - recent[kind]) / RECENT_STEPS
+        age[kind] = 0.0
+        self._last_kind[bucket] = kind
 
-    def lacks(self, bucket: int, kind: Timed, num_steps: float) -> bool:
-        """Return whether fewer than `num_steps` of this kind are known, though steps are timed."""
-        known = self._evidence[bucket]
-        return bool(known.any() and known[kind] < num_steps)
+    def _compare(self, bucket: int, gap: float) -> None:
+        surprise = min(max(gap - self._mean_log[bucket], -MAX_SURPRISE), MAX_SURPRISE)
+        self._evidence[bucket] += 1.0
+        self._mean_log[bucket] += surprise / min(self._evidence[bucket], self._window)
+
+    def wants(self, bucket: int, kind: Timed, num_samples: float) -> bool:
+        """Return whether fewer comparisons are known and a step of `kind` would add one."""
+        follows = self._last_kind[bucket] == other_kind(kind)
+        return bool(follows and self._evidence[bucket] < num_samples)
 
     def factor(self, bucket: int) -> float:
         """Return what a plain cell is to be multiplied by beside drafted cells; 1 = as measured."""
-        known = float(self._evidence[bucket].min())
-        if known == 0.0:
-            return 1.0
-        plain, drafted = self._mean_log[bucket].tolist()
-        return math.exp(known / (known + self._prior_steps) * (plain - drafted))
+        known = float(self._evidence[bucket])
+        return math.exp(known / (known + self._prior_samples) * float(self._mean_log[bucket]))
 
 
 class ProbeBudget:

@@ -68,7 +68,6 @@ class DataGenerator:
         room = self.system.info.max_seq_len - len(prompt)
         if room < 2:
             logger.warning("item %d: a prompt of %d tokens is too long", item.item_id, len(prompt))
-            self.writer.skip(item.item_id)
             return
         job = Job(item, prompt, len(prompt), False)
         self._submit(job, min(self.max_new_tokens, room), item.temperature, 1.0)
@@ -104,6 +103,9 @@ class DataGenerator:
 
     def _finish(self, job: Job, output: RequestOutput) -> None:
         has_end = output.finish_reason is FinishReason.EOS
+        if not has_end and output.finish_reason is not FinishReason.LENGTH:
+            logger.warning("item %d ended: %s", job.item.item_id, output.finish_reason)
+            return  # a run that goes on tries it again
         if job.writes_user_turn:
             given, written = job.token_ids[: job.prompt_len], job.token_ids[job.prompt_len :]
             if not has_end:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Append-only store of token sequences: tokens.bin, index.bin and meta.json in one directory.
+"""Append-only store of token sequences: tokens.bin, index.bin, meta.json and, for whoever goes on
+writing, skipped.bin in one directory.
 
 A row of the index is written after its tokens, so a store that was interrupted is merely shorter.
 Readers map the files and may read while a writer appends.
@@ -93,6 +94,8 @@ class TokenStoreWriter:
             file.truncate(index_path.stat().st_size // row_bytes * row_bytes)
         rows = np.fromfile(index_path, np.int64).reshape(-1, INDEX_COLUMNS)
         skipped = np.fromfile(self.directory / SKIPPED, np.int64)
+        with (self.directory / SKIPPED).open("r+b") as file:
+            file.truncate(skipped.nbytes)
         self.source_ids = {*rows[:, 3].tolist(), *skipped.tolist()}
         self.num_sequences = len(rows)
         self.num_answer_tokens = int((rows[:, 2] - rows[:, 1]).sum())

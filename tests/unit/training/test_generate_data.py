@@ -63,8 +63,12 @@ def test_items_without_a_sequence_are_remembered(tmp_path):
     writer = TokenStoreWriter(tmp_path / "s", vocab_size=300, model_hash="m")
     writer.append([1, 2], 1, 4)
     writer.skip(6)
+    with (tmp_path / "s" / "skipped.bin").open("ab") as file:
+        file.write(b"\x01\x00")  # torn by an interruption
     again = TokenStoreWriter(tmp_path / "s", vocab_size=300, model_hash="m")
     assert again.source_ids == {4, 6} and again.num_sequences == 1
+    again.skip(9)
+    assert TokenStoreWriter(again.directory, vocab_size=300, model_hash="m").source_ids == {4, 6, 9}
     assert len(TokenStore(tmp_path / "s")) == 1
 
 
@@ -185,17 +189,23 @@ def test_generation_stops_at_the_wanted_tokens_and_goes_on_from_there(model_dir,
     assert len(set(second.index[:, 3].tolist())) == len(second)
 
 
-def test_an_item_that_gives_no_answer_is_not_tried_again(model_dir, tmp_path, caplog):
-    long = {"id": "long", "domain": "chat", "prompt": "many words " * 200}
-    short = {"id": "short", "domain": "chat", "prompt": "Add 1 and 12."}
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text(f"{json.dumps(long)}\n{json.dumps(short)}\n")
-    options = ("--plain", "--temperatures", "0", "--slice", "0:1")
-    for expected in (1, 0):
-        caplog.clear()
-        assert run(model_dir, prompts, tmp_path / "out", *options) == 0
-        assert caplog.text.count("too long") == expected
-    assert TokenStore(tmp_path / "out").index[:, 3].tolist() == [1]
+def test_an_item_that_gives_no_answer_is_not_tried_again(model_dir, tmp_path, monkeypatch):
+    prompts = write_prompts(tmp_path / "p.jsonl")
+    items = [make_item(read_prompts([prompts], 0, 1), i, (1.0,), 1.0, 0) for i in range(6)]
+    started: list[int] = []
+
+    def open_items(arguments, done):
+        for item in items:
+            if item.item_id not in done:
+                started.append(item.item_id)
+                yield item
+
+    monkeypatch.setattr(generate_data, "iterate_items", open_items)
+    monkeypatch.setattr(generate_data, "SENTENCE_ENDS", ("never",))  # what is cut gives nothing
+    for _ in range(2):
+        assert run(model_dir, prompts, tmp_path / "out") == 0
+        assert started == [0, 1, 2, 3, 4, 5]
+    assert len(TokenStore(tmp_path / "out")) < 6
 
 
 class WordTokenizer:

@@ -30,8 +30,8 @@ from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRat
 from trtllm_dspark.scheduling.subsets import Candidate, SubsetCosts, narrow_requests
 from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
 
-NEEDED_TIMES = 8.0
-"""Timed steps of a kind below which it is tried, where the two kinds are close."""
+NEEDED_SAMPLES = 8.0
+"""Comparisons of times below which the other kind of step is tried, where the two are close."""
 CLOSE_CALL = 0.3
 """Part of a plain step: kinds further apart than this are not confused by an error of the table."""
 
@@ -87,7 +87,8 @@ class AdaptivePolicy(PolicyBase):
         self.relation = CostRelation(num_buckets)
         self.probes, self.plain_probes = (ProbeBudget(options.probe_share) for _ in range(2))
         self._probes_left = 0
-        self._drafted_last = False
+        self._probed_bucket = -1
+        self._drafted_last: frozenset[int] = frozenset()
         self.was_drafting = True
         self.last_rate = float("nan")
         """λ of the last decision, for metrics."""
@@ -143,30 +144,48 @@ class AdaptivePolicy(PolicyBase):
             )
             if narrowed is not None and narrowed.value > value:
                 drafted = narrowed
-        # What the better kind of step brings beyond the other one, as time.
-        lead_ms = abs(drafted.value - (num_requests - rate * plain_ms)) / rate
-        is_close = lead_ms <= CLOSE_CALL * plain_ms
+        # What drafting brings beyond a plain step, as time.
+        lead_ms = (drafted.value - num_requests) / rate + plain_ms
+        is_drafted = drafted.value > floor
+        other = Timed.PLAIN if is_drafted else Timed.DRAFTED
+        compares = self._wants_time(table, view, other, lead_ms, plain_ms)
         nobody = DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
-        if drafted.value > floor:
+        if is_drafted:
             self.was_drafting, self._probes_left = True, 0
-            cost = float(options.costs[best])
-            is_untimed = self.relation.lacks(bucket, Timed.PLAIN, NEEDED_TIMES)
-            if is_close and is_untimed and self.plain_probes.spend(cost, lead_ms):
+            if compares and self.plain_probes.spend(float(options.costs[best]), lead_ms):
                 return nobody
             return DraftDecision(draft_mask=drafted.mask, capacity=drafted.capacity)
         self.was_drafting = False
         cheapest = int(np.argmin(options.costs))
-        # The first drafted step after plain ones writes the rows they left, so a second is timed.
-        is_untimed = self.relation.lacks(bucket, Timed.DRAFTED, NEEDED_TIMES)
-        num_probes = 2 if is_close and is_untimed else 1
-        price_ms = num_probes * (float(options.costs[cheapest]) - plain_ms)
-        if self._probes_left == 0 and self.probes.spend(plain_ms, price_ms):
-            self._probes_left = num_probes
-        if self._probes_left:
-            self._probes_left -= 1
+        if self._must_probe(bucket, plain_ms, float(options.costs[cheapest]), compares):
             capacity = int(options.capacities[cheapest])
             return DraftDecision(draft_mask=wanted, capacity=capacity, is_probe=True)
         return nobody
+
+    def _wants_time(
+        self, table: LatencyTable, view: BatchView, kind: Timed, lead_ms: float, plain_ms: float
+    ) -> bool:
+        """Whether this kind of step is close to the other, by the clock or by the table alone, and
+        its time would teach something. Steps with prompts are not timed.
+        """
+        bucket = table.bucket_index(len(view.request_keys))
+        table_lead_ms = lead_ms - plain_ms + float(table.no_draft_ms[bucket])
+        nearest_ms = min(abs(lead_ms), abs(table_lead_ms))
+        is_close = nearest_ms <= CLOSE_CALL * plain_ms and view.num_prefill_tokens == 0
+        return is_close and self.relation.wants(bucket, kind, NEEDED_SAMPLES)
+
+    def _must_probe(self, bucket: int, plain_ms: float, probe_ms: float, compares: bool) -> bool:
+        """Whether a step of a plain run is drafted. To be timed takes two: the first one writes
+        the rows that plain steps left.
+        """
+        if self._probes_left and self._probed_bucket == bucket:
+            self._probes_left -= 1
+            return True
+        num_probes = 2 if compares else 1
+        if not self.probes.spend(plain_ms, num_probes * (probe_ms - plain_ms)):
+            return False
+        self._probes_left, self._probed_bucket = num_probes - 1, bucket
+        return True
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
         """Return the top-K drafts by current survival and remember the survivals."""
@@ -178,6 +197,7 @@ class AdaptivePolicy(PolicyBase):
         self.history.settle(outcome.request_keys)
         num_requests = len(outcome.request_keys)
         if self.table is None or self.subsets is None or num_requests == 0:
+            self._drafted_last = frozenset()
             return
         bucket = self.table.bucket_index(num_requests)
         if outcome.drafted:
@@ -187,20 +207,28 @@ class AdaptivePolicy(PolicyBase):
             cost += self.subsets.change(num_requests, num_drafted)
         else:
             cost = self.table.plain_cost(num_requests)
-        self._compare(outcome, bucket, cost)
+        self._time(outcome, bucket, cost)
         if not outcome.drafted:
             cost *= self.relation.factor(bucket)
         if cost > 0:
             num_tokens = num_requests + float(outcome.accepted_lens.sum())
             self.rates.observe(bucket, num_tokens, cost)
 
-    def _compare(self, outcome: StepOutcome, bucket: int, table_ms: float) -> None:
-        """Hold the step's time against the table; not where rows of others were part of it."""
+    def _time(self, outcome: StepOutcome, bucket: int, table_ms: float) -> None:
+        """Hold the step's time against the table.
+
+        Not where prompts were part of it, and not where a request is drafted that was not in the
+        step before: then the drafter first writes the rows that came in between.
+        """
         kind = Timed.DRAFTED if outcome.drafted else Timed.PLAIN
-        writes_rows = outcome.drafted and not self._drafted_last
-        self._drafted_last = outcome.drafted
-        if outcome.num_prefill_tokens == 0 and not writes_rows:
-            self.relation.observe(bucket, kind, outcome.step_ms, table_ms)
+        drafted = frozenset(
+            key
+            for key, n in zip(outcome.request_keys, outcome.draft_lens.tolist(), strict=True)
+            if n
+        )
+        is_usual = outcome.num_prefill_tokens == 0 and drafted <= self._drafted_last
+        self._drafted_last = drafted
+        self.relation.observe(bucket, kind, outcome.step_ms if is_usual else 0.0, table_ms)
 
     def _rate(
         self, table: LatencyTable, options: DraftOptions, num_requests: int, plain_ms: float
