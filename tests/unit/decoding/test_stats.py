@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a loop."""
+"""Counters and times of a loop."""
 
 from __future__ import annotations
+
+import types
 
 import numpy as np
 import pytest
 
 from tests.unit.scheduling.builders import make_outcome
+from trtllm_dspark.decoding import outcome
 from trtllm_dspark.decoding.stats import LoopStats
 
 
@@ -22,3 +25,15 @@ def test_without_a_drafter_every_row_is_kept() -> None:
     stats = LoopStats()
     stats.record(make_outcome([0], [0], drafted=False))
     assert stats.keep_ratio == 1.0
+
+
+def test_work_of_another_step_is_left_out_of_the_times(monkeypatch):
+    seconds = iter([1.0, 1.5, 4.0, 4.25])
+    clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
+    monkeypatch.setattr(outcome, "time", clock)
+    times = outcome.StepTimes()
+    times.mark("plan")
+    times.skip()
+    times.mark("verify")
+    assert (times.plan_ms, times.draft_ms, times.verify_ms) == (500.0, 0.0, 250.0)
+    assert times.step_ms == 750.0
