@@ -223,14 +223,15 @@ def measure_table(
     cells = plan_cells(buckets, info.rungs, drafter.num_drafts, context_lens)
     profiler = StepProfiler(engine, drafter)
     started = time.perf_counter()
-    for _ in range(NUM_WARM_UP_ROUNDS):
-        for cell in cells:
+    for index in range(NUM_WARM_UP_ROUNDS):
+        for cell in plan_round(cells, index):
             profiler.time_cell(cell)
     round_s = (time.perf_counter() - started) / NUM_WARM_UP_ROUNDS
     rounds = num_rounds(round_s * 1e3, budget_s - round_s)
     samples = []
     for index in range(rounds):
-        samples += [profiler.time_cell(cell) for cell in plan_round(cells, index)]
+        order = plan_round(cells, NUM_WARM_UP_ROUNDS + index)
+        samples += [profiler.time_cell(cell) for cell in order]
         if on_progress is not None:
             on_progress(index + 1, rounds)
     profiler.release()

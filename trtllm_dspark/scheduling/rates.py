@@ -74,7 +74,7 @@ class CostRelation:
         num_buckets: int,
         half_life: float = 256.0,
         window: float = 32.0,
-        prior_samples: float = 4.0,
+        prior_samples: float = 1.0,
     ) -> None:
         """`half_life`: steps after which a comparison is half the evidence it was; `window`:
         comparisons averaged at most; `prior_samples`: how many of them the table counts like.
