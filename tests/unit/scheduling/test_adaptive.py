@@ -516,3 +516,30 @@ def test_overconfident_logits_are_corrected_and_the_policy_falls_back_to_plain_s
         policy.observe(outcome)
         kinds.append(bool(decision.draft_mask.any()))
     assert all(kinds[:3]) and sum(kinds[-150:]) <= 5
+
+
+def test_a_plain_run_is_thought_over_when_the_batch_changes_and_every_eight_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, view = adaptive(DEAR, probe_share=0.0), make_view([3] * 4, rungs=RUNGS, num_drafts=3)
+    poor = chain(0.1)
+    for _ in range(40):
+        step(policy, view, poor)
+    assert not policy.was_drafting
+    thoughts: list[int] = []
+    choose = AdaptivePolicy._choose
+    monkeypatch.setattr(
+        AdaptivePolicy, "_choose", lambda *given: thoughts.append(1) or choose(*given)
+    )
+    for _ in range(64):
+        step(policy, view, poor)
+    assert len(thoughts) == 8
+    others = [
+        make_view([3, 3, 3, 2], rungs=RUNGS, num_drafts=3),
+        make_view([3] * 3, rungs=RUNGS, num_drafts=3),
+        make_view([3] * 4, rungs=RUNGS, num_drafts=3, keys=[0, 1, 2, 9]),
+        make_view([3] * 4, rungs=RUNGS, num_drafts=3, prefill=5),
+    ]
+    for number, other in enumerate(others, 1):
+        step(policy, other, poor[: len(other.request_keys)])
+        assert len(thoughts) == 8 + number

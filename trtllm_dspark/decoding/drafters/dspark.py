@@ -38,8 +38,8 @@ class _Context:
     """Rows in `pending`: counted, since every step of every request asks for it."""
 
     def keep(self, taps: torch.Tensor) -> None:
-        """Copy rows for later."""
-        self.pending.append(taps.clone())
+        """Keep copied rows for later."""
+        self.pending.append(taps)
         self.num_pending += len(taps)
 
     def written(self) -> None:
@@ -101,6 +101,7 @@ class DSparkDrafter:
 
     def commit(self, rows: Sequence[CommittedRows]) -> None:
         """Keep the rows' tapped states (copied: the engine's are good for one step only)."""
+        kept: list[tuple[_Context, torch.Tensor]] = []
         for row in rows:
             key = row.source.key
             context = self._contexts.get(key)
@@ -118,7 +119,12 @@ class DSparkDrafter:
             if row.is_written:
                 context.synced_len += row.num_rows
             elif row.num_rows and row.taps is not None:
-                context.keep(row.taps)
+                kept.append((context, row.taps))
+        if kept:
+            copy = torch.cat([taps for _, taps in kept])
+            parts = copy.split([len(taps) for _, taps in kept])
+            for (context, _), part in zip(kept, parts, strict=True):
+                context.keep(part)
         if sum(c.num_pending for c in self._contexts.values()) > self.max_pending_rows:
             self.sync(list(self._contexts))
 

@@ -32,6 +32,8 @@ from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
 
 NEEDED_SAMPLES = 8.0
 """Comparisons of times below which the other kind of step is tried, where the two are close."""
+VERDICT_STEPS = 8
+"""Steps for which a plain run of one batch is not thought over again: λ and ages change slowly."""
 CLOSE_CALL = 0.3
 """Part of a plain step: kinds further apart than this are not confused by an error of the table."""
 
@@ -69,6 +71,30 @@ class AdaptiveOptions:
         require(interval >= 8, "adaptive.refresh_interval", interval, "≥ 8 steps")
 
 
+@dataclass(frozen=True)
+class PlainVerdict:
+    """That plain steps are best, and what a probe would be; stands while its grounds do."""
+
+    view: BatchView
+    step: int
+    """When it was found."""
+    bucket: int
+    plain_ms: float
+    probe_ms: float
+    probe_capacity: int
+    compares: bool
+    """Whether the time of a drafted step would teach something."""
+
+    def holds(self, view: BatchView, step: int) -> bool:
+        """Whether the batch is the same and the verdict young: plain steps bring no survivals."""
+        return (
+            step - self.step < VERDICT_STEPS
+            and view.request_keys == self.view.request_keys
+            and view.num_prefill_tokens == self.view.num_prefill_tokens
+            and bool(np.array_equal(view.draft_caps, self.view.draft_caps))
+        )
+
+
 class AdaptivePolicy(PolicyBase):
     """See the module docstring. One instance per system; it remembers finished steps."""
 
@@ -88,6 +114,7 @@ class AdaptivePolicy(PolicyBase):
         self.probes, self.plain_probes = (ProbeBudget(options.probe_share) for _ in range(2))
         self._probes_left = 0
         self._probed_bucket = -1
+        self._verdict: PlainVerdict | None = None
         self._drafted_last: frozenset[int] = frozenset()
         self.was_drafting = True
         self.last_rate = float("nan")
@@ -105,6 +132,9 @@ class AdaptivePolicy(PolicyBase):
         num_wanted = int(np.count_nonzero(wanted))
         if self.table is None or self.subsets is None or num_wanted == 0:
             return DraftDecision(draft_mask=wanted)
+        if self._verdict is not None and self._verdict.holds(view, self.history.step):
+            return self._stay_plain(self._verdict, wanted)
+        self._verdict = None
         num_samples = -(-self.options.num_rows // len(wanted))
         num_samples = min(num_samples, self.options.max_samples)
         old = self.history.recall(view, self.priors.rows, num_samples)
@@ -149,18 +179,31 @@ class AdaptivePolicy(PolicyBase):
         is_drafted = drafted.value > floor
         other = Timed.PLAIN if is_drafted else Timed.DRAFTED
         compares = self._wants_time(table, view, other, lead_ms, plain_ms)
-        nobody = DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
         if is_drafted:
             self.was_drafting, self._probes_left = True, 0
             if compares and self.plain_probes.spend(float(options.costs[best]), lead_ms):
-                return nobody
+                return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
             return DraftDecision(draft_mask=drafted.mask, capacity=drafted.capacity)
         self.was_drafting = False
         cheapest = int(np.argmin(options.costs))
-        if self._must_probe(bucket, plain_ms, float(options.costs[cheapest]), compares):
-            capacity = int(options.capacities[cheapest])
-            return DraftDecision(draft_mask=wanted, capacity=capacity, is_probe=True)
-        return nobody
+        verdict = PlainVerdict(
+            view,
+            self.history.step,
+            bucket,
+            plain_ms,
+            probe_ms=float(options.costs[cheapest]),
+            probe_capacity=int(options.capacities[cheapest]),
+            compares=compares,
+        )
+        return self._stay_plain(verdict, wanted)
+
+    def _stay_plain(self, verdict: PlainVerdict, wanted: npt.NDArray[np.bool_]) -> DraftDecision:
+        """Return a plain step, or the probe that is due; the verdict stands until a probe."""
+        if self._must_probe(verdict):
+            self._verdict = None
+            return DraftDecision(wanted, verdict.probe_capacity, is_probe=True)
+        self._verdict = verdict
+        return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
 
     def _wants_time(
         self, table: LatencyTable, view: BatchView, kind: Timed, lead_ms: float, plain_ms: float
@@ -174,17 +217,18 @@ class AdaptivePolicy(PolicyBase):
         is_close = nearest_ms <= CLOSE_CALL * plain_ms and view.num_prefill_tokens == 0
         return is_close and self.relation.wants(bucket, kind, NEEDED_SAMPLES)
 
-    def _must_probe(self, bucket: int, plain_ms: float, probe_ms: float, compares: bool) -> bool:
+    def _must_probe(self, verdict: PlainVerdict) -> bool:
         """Whether a step of a plain run is drafted. To be timed takes two: the first one writes
         the rows that plain steps left.
         """
-        if self._probes_left and self._probed_bucket == bucket:
+        if self._probes_left and self._probed_bucket == verdict.bucket:
             self._probes_left -= 1
             return True
-        num_probes = 2 if compares else 1
-        if not self.probes.spend(plain_ms, num_probes * (probe_ms - plain_ms)):
+        num_probes = 2 if verdict.compares else 1
+        price_ms = num_probes * (verdict.probe_ms - verdict.plain_ms)
+        if not self.probes.spend(verdict.plain_ms, price_ms):
             return False
-        self._probes_left, self._probed_bucket = num_probes - 1, bucket
+        self._probes_left, self._probed_bucket = num_probes - 1, verdict.bucket
         return True
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
