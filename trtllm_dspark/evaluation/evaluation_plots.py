@@ -108,6 +108,7 @@ def plot_sweep(report: dict[str, Any], path: Path) -> Path:
         above = [high - v for v, (_, high) in zip(values, bounds, strict=True)]
         places = [row["sweep_value"] for row in own]
         axes.errorbar(places, values, (below, above), fmt="o-", capsize=3, label=f"head {head}")
+    axes.set_xticks(sorted({row["sweep_value"] for row in rows}))  # layers and drafts are whole
     axes.set_xlabel({"depth": "drafter layers", "gamma": "drafts per block γ"}[report["sweep"]])
     axes.set_ylabel("acceptance length, macro average")
     save(figure, axes, str(path))
