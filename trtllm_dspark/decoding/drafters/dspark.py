@@ -38,8 +38,8 @@ class _Context:
     """Rows in `pending`: counted, since every step of every request asks for it."""
 
     def keep(self, taps: torch.Tensor) -> None:
-        """Keep copied rows for later."""
-        self.pending.append(taps)
+        """Copy rows for later."""
+        self.pending.append(taps.clone())
         self.num_pending += len(taps)
 
     def written(self) -> None:
@@ -101,7 +101,6 @@ class DSparkDrafter:
 
     def commit(self, rows: Sequence[CommittedRows]) -> None:
         """Keep the rows' tapped states (copied: the engine's are good for one step only)."""
-        kept: list[tuple[_Context, torch.Tensor]] = []
         for row in rows:
             key = row.source.key
             context = self._contexts.get(key)
@@ -119,12 +118,7 @@ class DSparkDrafter:
             if row.is_written:
                 context.synced_len += row.num_rows
             elif row.num_rows and row.taps is not None:
-                kept.append((context, row.taps))
-        if kept:
-            copy = torch.cat([taps for _, taps in kept])
-            parts = copy.split([len(taps) for _, taps in kept])
-            for (context, _), part in zip(kept, parts, strict=True):
-                context.keep(part)
+                context.keep(row.taps)
         if sum(c.num_pending for c in self._contexts.values()) > self.max_pending_rows:
             self.sync(list(self._contexts))
 
