@@ -30,6 +30,8 @@ class SurvivalHistory:
         require(staleness >= 1, "staleness", staleness, "≥ 1 (current survivals never decide)")
         require(max_age > staleness, "max_age", max_age, f"> staleness ({staleness})")
         self.step = 0
+        self.last_recorded = NEVER
+        """Step of the newest survivals of anybody."""
         self.num_samples, self.staleness, self.max_age = num_samples, staleness, max_age
         self._depth = num_samples + staleness - 1
         self._slot_of: dict[int, int] = {}
@@ -55,6 +57,8 @@ class SurvivalHistory:
         self._values[slots, column] = survivals[drafted]
         self._steps[slots, column] = self.step
         self._counts[slots] += 1
+        if len(slots):
+            self.last_recorded = self.step
 
     def record_decision(self, view: BatchView, drafted: npt.NDArray[np.bool_]) -> None:
         """Note whom this step drafts for; `settle` fills in for a drafter that proposes nothing."""

@@ -6,7 +6,6 @@ the latency table alone.
 
 from __future__ import annotations
 
-import enum
 import math
 
 import numpy as np
@@ -48,18 +47,6 @@ MAX_SURPRISE = 0.3
 """Natural logarithm, a factor of 1.35: what is further off was interrupted, it is not dearer."""
 
 
-class Timed(enum.IntEnum):
-    """Kinds of steps whose measured times are compared."""
-
-    PLAIN = 0
-    DRAFTED = 1
-
-
-def other_kind(kind: Timed) -> Timed:
-    """Return DRAFTED for PLAIN and PLAIN for DRAFTED."""
-    return Timed(1 - kind)
-
-
 class CostRelation:
     """What plain steps cost in relation to drafted ones, as measured, over what the table says.
 
@@ -84,12 +71,12 @@ class CostRelation:
         self._evidence = np.zeros(num_buckets)
         self._mean_log = np.zeros(num_buckets)
         self._last_kind = np.full(num_buckets, -1)
-        self._recent = np.zeros((num_buckets, len(Timed)))
-        """Logarithm of measured over table, of the last steps of a kind."""
-        self._age = np.full((num_buckets, len(Timed)), np.inf)
+        self._recent = np.zeros((num_buckets, 2))
+        """Logarithm of measured over table, of the last steps of a kind: plain, drafted."""
+        self._age = np.full((num_buckets, 2), np.inf)
         """Steps since the last timed step of a kind."""
 
-    def observe(self, bucket: int, kind: Timed, measured_ms: float, table_ms: float) -> None:
+    def observe(self, bucket: int, drafted: bool, measured_ms: float, table_ms: float) -> None:
         """Add one finished step; a time of 0 is none: the step only makes the others older."""
         age, recent = self._age[bucket], self._recent[bucket]
         age += 1.0
@@ -97,10 +84,10 @@ class CostRelation:
         if not (measured_ms > 0.0 and table_ms > 0.0):
             return
         found = math.log(measured_ms / table_ms)
-        other = other_kind(kind)
+        kind, other = int(drafted), int(not drafted)
         if self._last_kind[bucket] == other and age[other] <= NEAR_STEPS:
             gap = float(found - recent[other])
-            self._compare(bucket, gap if kind is Timed.PLAIN else -gap)
+            self._compare(bucket, -gap if drafted else gap)
         is_fresh = age[kind] > NEAR_STEPS
         recent[kind] = found if is_fresh else recent[kind] + (found - recent[kind]) / RECENT_STEPS
         age[kind] = 0.0
@@ -111,9 +98,9 @@ class CostRelation:
         self._evidence[bucket] += 1.0
         self._mean_log[bucket] += surprise / min(self._evidence[bucket], self._window)
 
-    def wants(self, bucket: int, kind: Timed, num_samples: float) -> bool:
-        """Return whether fewer comparisons are known and a step of `kind` would add one."""
-        follows = self._last_kind[bucket] == other_kind(kind)
+    def wants(self, bucket: int, drafted: bool, num_samples: float) -> bool:
+        """Return whether fewer comparisons are known and a step of this kind would add one."""
+        follows = self._last_kind[bucket] == int(not drafted)
         return bool(follows and self._evidence[bucket] < num_samples)
 
     def factor(self, bucket: int) -> float:

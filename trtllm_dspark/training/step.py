@@ -8,9 +8,10 @@ are taken in the order of the micro-batches, so a step is reproducible whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,8 +67,13 @@ class StepRunner:
         softmax: BlockSoftmax,
     ) -> None:
         self.model, self.objective, self.softmax = model, objective, softmax
-        self._sources = list(sources)
-        self._pool = ThreadPoolExecutor(max_workers=len(self._sources))
+        self._free: SimpleQueue[StateSource] = SimpleQueue()
+        for source in sources:
+            self._free.put(source)
+        self._map: Callable[..., Iterable[Any]] = map
+        if len(sources) > 1:
+            pool = ThreadPoolExecutor(len(sources), "step", torch.set_num_threads, (1,))
+            self._map = pool.map
 
     def run(
         self, batch: Sequence[PackedBlocks], seed: tuple[int, ...]
@@ -75,22 +81,15 @@ class StepRunner:
         """Summed float32 gradients of the whole batch, and the sums of its losses."""
         self.objective.refresh(batch, np.random.default_rng((*seed, len(batch))))
         normalizer = sum(self.objective.total_weight(packed) for packed in batch)
-        free: SimpleQueue[StateSource] = SimpleQueue()
-        for source in self._sources:
-            free.put(source)
-        is_alone = len(self._sources) == 1
 
         def work(index: int) -> tuple[dict[str, torch.Tensor], ObjectiveValues]:
-            if not is_alone:
-                torch.set_num_threads(1)
-            source = free.get()
+            source = self._free.get()
             try:
                 return self._one(source, batch[index], normalizer, (*seed, index))
             finally:
-                free.put(source)
+                self._free.put(source)
 
-        run = map if is_alone else self._pool.map
-        return _sum(list(run(work, range(len(batch)))))
+        return _sum(list(self._map(work, range(len(batch)))))
 
     def _one(
         self, source: StateSource, packed: PackedBlocks, normalizer: float, seed: tuple[int, ...]

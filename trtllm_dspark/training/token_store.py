@@ -87,7 +87,7 @@ class TokenStoreWriter:
         self._trim()
 
     def _trim(self) -> None:
-        """Drop a half-written index row and tokens that no row names."""
+        """Drop half-written rows and tokens that no row names."""
         index_path, tokens_path = self.directory / "index.bin", self.directory / "tokens.bin"
         row_bytes = INDEX_COLUMNS * 8
         with index_path.open("r+b") as file:

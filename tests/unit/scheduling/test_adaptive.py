@@ -18,7 +18,7 @@ from trtllm_dspark.scheduling import PolicyResources, create_policy
 from trtllm_dspark.scheduling.latency_table import LatencyTable
 from trtllm_dspark.scheduling.policies.adaptive import AdaptivePolicy
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision
-from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRate, Timed
+from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRate
 from trtllm_dspark.scheduling.survival import SurvivalEstimator
 
 RUNGS = tuple(range(1, 17))
@@ -143,14 +143,14 @@ def test_the_long_run_rate_forgets_and_starts_from_the_forecast() -> None:
     assert RunningRate(1, 2.0, 4.0).rate(0, 1.5, 8.0) == 1.5
 
 
-P, D = Timed.PLAIN, Timed.DRAFTED
+P, D = False, True  # drafted
 
 
-def relation_after(*steps: tuple[Timed, float]) -> CostRelation:
-    """After steps of (kind, measured over table)."""
+def relation_after(*steps: tuple[bool, float]) -> CostRelation:
+    """After steps of (drafted, measured over table)."""
     relation = CostRelation(2)
-    for kind, ratio in steps:
-        relation.observe(1, kind, 10.0 * ratio, 10.0)
+    for drafted, ratio in steps:
+        relation.observe(1, drafted, 10.0 * ratio, 10.0)
     assert relation.factor(0) == 1.0  # the other bucket learns nothing
     return relation
 
@@ -543,3 +543,14 @@ def test_a_plain_run_is_thought_over_when_the_batch_changes_and_every_eight_step
     for number, other in enumerate(others, 1):
         step(policy, other, poor[: len(other.request_keys)])
         assert len(thoughts) == 8 + number
+
+
+def test_a_plain_run_is_thought_over_as_soon_as_the_survivals_of_a_probe_may_decide() -> None:
+    policy, view = adaptive(DEAR, probe_share=0.02), make_view([3] * 4, rungs=RUNGS, num_drafts=3)
+    for _ in range(200):
+        step(policy, view, chain(0.1))
+    assert not policy.was_drafting
+    while not step(policy, view, chain(0.999))[0].is_probe:
+        pass
+    drafts = [bool(step(policy, view, chain(0.999))[0].capacity) for _ in range(2)]
+    assert drafts == [False, True]  # two steps after the probe

@@ -26,7 +26,7 @@ from trtllm_dspark.scheduling.policies.base import (
 )
 from trtllm_dspark.scheduling.policy import BatchView, DraftDecision, Sees, register_policy
 from trtllm_dspark.scheduling.policy_options import PolicyResources, refuse_unknown_options
-from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRate, Timed
+from trtllm_dspark.scheduling.rates import CostRelation, ProbeBudget, RunningRate
 from trtllm_dspark.scheduling.subsets import Candidate, SubsetCosts, narrow_requests
 from trtllm_dspark.types import FloatArray, IntArray, StepOutcome
 
@@ -85,10 +85,11 @@ class PlainVerdict:
     compares: bool
     """Whether the time of a drafted step would teach something."""
 
-    def holds(self, view: BatchView, step: int) -> bool:
-        """Whether the batch is the same and the verdict young: plain steps bring no survivals."""
+    def holds(self, view: BatchView, history: SurvivalHistory) -> bool:
+        """Whether the batch is the same, the verdict young and no survival newer than it saw."""
         return (
-            step - self.step < VERDICT_STEPS
+            history.step - self.step < VERDICT_STEPS
+            and history.last_recorded <= self.step - history.staleness
             and view.request_keys == self.view.request_keys
             and view.num_prefill_tokens == self.view.num_prefill_tokens
             and bool(np.array_equal(view.draft_caps, self.view.draft_caps))
@@ -132,9 +133,8 @@ class AdaptivePolicy(PolicyBase):
         num_wanted = int(np.count_nonzero(wanted))
         if self.table is None or self.subsets is None or num_wanted == 0:
             return DraftDecision(draft_mask=wanted)
-        if self._verdict is not None and self._verdict.holds(view, self.history.step):
+        if self._verdict is not None and self._verdict.holds(view, self.history):
             return self._stay_plain(self._verdict, wanted)
-        self._verdict = None
         num_samples = -(-self.options.num_rows // len(wanted))
         num_samples = min(num_samples, self.options.max_samples)
         old = self.history.recall(view, self.priors.rows, num_samples)
@@ -177,8 +177,7 @@ class AdaptivePolicy(PolicyBase):
         # What drafting brings beyond a plain step, as time.
         lead_ms = (drafted.value - num_requests) / rate + plain_ms
         is_drafted = drafted.value > floor
-        other = Timed.PLAIN if is_drafted else Timed.DRAFTED
-        compares = self._wants_time(table, view, other, lead_ms, plain_ms)
+        compares = self._wants_time(table, view, not is_drafted, lead_ms, plain_ms)
         if is_drafted:
             self.was_drafting, self._probes_left = True, 0
             if compares and self.plain_probes.spend(float(options.costs[best]), lead_ms):
@@ -198,15 +197,14 @@ class AdaptivePolicy(PolicyBase):
         return self._stay_plain(verdict, wanted)
 
     def _stay_plain(self, verdict: PlainVerdict, wanted: npt.NDArray[np.bool_]) -> DraftDecision:
-        """Return a plain step, or the probe that is due; the verdict stands until a probe."""
-        if self._must_probe(verdict):
-            self._verdict = None
-            return DraftDecision(wanted, verdict.probe_capacity, is_probe=True)
+        """Return a plain step, or the probe that is due."""
         self._verdict = verdict
+        if self._must_probe(verdict):
+            return DraftDecision(wanted, verdict.probe_capacity, is_probe=True)
         return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
 
     def _wants_time(
-        self, table: LatencyTable, view: BatchView, kind: Timed, lead_ms: float, plain_ms: float
+        self, table: LatencyTable, view: BatchView, drafted: bool, lead_ms: float, plain_ms: float
     ) -> bool:
         """Whether this kind of step is close to the other, by the clock or by the table alone, and
         its time would teach something. Steps with prompts are not timed.
@@ -215,7 +213,7 @@ class AdaptivePolicy(PolicyBase):
         table_lead_ms = lead_ms - plain_ms + float(table.no_draft_ms[bucket])
         nearest_ms = min(abs(lead_ms), abs(table_lead_ms))
         is_close = nearest_ms <= CLOSE_CALL * plain_ms and view.num_prefill_tokens == 0
-        return is_close and self.relation.wants(bucket, kind, NEEDED_SAMPLES)
+        return is_close and self.relation.wants(bucket, drafted, NEEDED_SAMPLES)
 
     def _must_probe(self, verdict: PlainVerdict) -> bool:
         """Whether a step of a plain run is drafted. To be timed takes two: the first one writes
@@ -264,7 +262,6 @@ class AdaptivePolicy(PolicyBase):
         Not where prompts were part of it, and not where a request is drafted that was not in the
         step before: then the drafter first writes the rows that came in between.
         """
-        kind = Timed.DRAFTED if outcome.drafted else Timed.PLAIN
         drafted = frozenset(
             key
             for key, n in zip(outcome.request_keys, outcome.draft_lens.tolist(), strict=True)
@@ -272,7 +269,8 @@ class AdaptivePolicy(PolicyBase):
         )
         is_usual = outcome.num_prefill_tokens == 0 and drafted <= self._drafted_last
         self._drafted_last = drafted
-        self.relation.observe(bucket, kind, outcome.step_ms if is_usual else 0.0, table_ms)
+        measured_ms = outcome.step_ms if is_usual else 0.0
+        self.relation.observe(bucket, outcome.drafted, measured_ms, table_ms)
 
     def _rate(
         self, table: LatencyTable, options: DraftOptions, num_requests: int, plain_ms: float
