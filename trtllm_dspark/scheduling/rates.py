@@ -88,7 +88,8 @@ class CostRelation:
         if self._last_kind[bucket] == other and age[other] <= NEAR_STEPS:
             gap = float(found - recent[other])
             self._compare(bucket, -gap if drafted else gap)
-        is_fresh = age[kind] > NEAR_STEPS
+        # A jump is a machine of another speed: its times are not averaged with those before.
+        is_fresh = age[kind] > NEAR_STEPS or abs(found - recent[kind]) > MAX_SURPRISE
         recent[kind] = found if is_fresh else recent[kind] + (found - recent[kind]) / RECENT_STEPS
         age[kind] = 0.0
         self._last_kind[bucket] = kind
@@ -129,3 +130,7 @@ class ProbeBudget:
             return False
         self._credit_ms -= price
         return True
+
+    def owe(self, price_ms: float) -> None:
+        """Book a probe that is run now and paid for by the steps to come, before the next one."""
+        self._credit_ms -= max(price_ms, 0.0)

@@ -316,6 +316,29 @@ def test_trying_plain_steps_costs_at_most_its_share(confidence: float) -> None:
     assert 0.985 * rates[1] <= rates[0] <= rates[1]
 
 
+def test_what_is_owed_is_paid_before_the_next_probe() -> None:
+    budget = ProbeBudget(0.02)
+    probes = []
+    for number in range(1000):
+        if budget.spend(1.0, 2.0):
+            budget.owe(2.0)
+            probes.append(number)
+    assert probes[0] == pytest.approx(100, abs=1)
+    assert np.diff(probes).tolist() == pytest.approx([200] * (len(probes) - 1), abs=1)
+
+
+def test_survivals_do_not_wait_for_a_probe_that_is_only_timed() -> None:
+    first = []
+    for is_timed in (False, True):
+        policy, machine = adaptive(DEAR), Machine(1.0, 1.0) if is_timed else None
+        view = make_view([3] * 4, rungs=RUNGS, num_drafts=3)
+        clock = machine or (lambda drafted, num_rows: 0.0)
+        kinds = [step(policy, view, chain(0.74), clock=clock)[0].is_probe for _ in range(400)]
+        first.append(kinds.index(True))
+        assert not is_timed or kinds[first[-1] + 1]
+    assert first[0] == first[1]
+
+
 def test_a_share_above_two_percent_is_refused() -> None:
     with pytest.raises(ConfigError, match="probe_share"):
         ProbeBudget(0.03)

@@ -113,8 +113,8 @@ class AdaptivePolicy(PolicyBase):
         self.rates = RunningRate(num_buckets, options.rate_half_life, options.rate_prior_steps)
         self.relation = CostRelation(num_buckets)
         self.probes, self.plain_probes = (ProbeBudget(options.probe_share) for _ in range(2))
-        self._probes_left = 0
-        self._probed_bucket = -1
+        self._second_probe_of = -1
+        """Requests bucket whose probe is to be followed by another one; -1 = none."""
         self._verdict: PlainVerdict | None = None
         self._drafted_last: frozenset[int] = frozenset()
         self.was_drafting = True
@@ -179,7 +179,7 @@ class AdaptivePolicy(PolicyBase):
         is_drafted = drafted.value > floor
         compares = self._wants_time(table, view, not is_drafted, lead_ms, plain_ms)
         if is_drafted:
-            self.was_drafting, self._probes_left = True, 0
+            self.was_drafting, self._second_probe_of = True, -1
             if compares and self.plain_probes.spend(float(options.costs[best]), lead_ms):
                 return DraftDecision(draft_mask=np.zeros_like(wanted), capacity=0)
             return DraftDecision(draft_mask=drafted.mask, capacity=drafted.capacity)
@@ -217,16 +217,18 @@ class AdaptivePolicy(PolicyBase):
 
     def _must_probe(self, verdict: PlainVerdict) -> bool:
         """Whether a step of a plain run is drafted. To be timed takes two: the first one writes
-        the rows that plain steps left.
+        the rows that plain steps left. Survivals must not wait for that, so the second is owed.
         """
-        if self._probes_left and self._probed_bucket == verdict.bucket:
-            self._probes_left -= 1
+        if self._second_probe_of == verdict.bucket:
+            self._second_probe_of = -1
             return True
-        num_probes = 2 if verdict.compares else 1
-        price_ms = num_probes * (verdict.probe_ms - verdict.plain_ms)
+        price_ms = verdict.probe_ms - verdict.plain_ms
         if not self.probes.spend(verdict.plain_ms, price_ms):
             return False
-        self._probes_left, self._probed_bucket = num_probes - 1, verdict.bucket
+        self._second_probe_of = -1
+        if verdict.compares:
+            self._second_probe_of = verdict.bucket
+            self.probes.owe(price_ms)
         return True
 
     def plan(self, view: BatchView, decision: DraftDecision, survivals: FloatArray) -> IntArray:
