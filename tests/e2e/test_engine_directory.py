@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.e2e.support import metrics
+from tests.e2e.support import metrics, wait_until
 from tests.e2e.tiny_model import write_tiny_drafter, write_tiny_model
 from tests.unit.decoding.loops import generate, request
 from trtllm_dspark import cli
@@ -69,6 +69,7 @@ def test_a_built_directory_is_served_from_filled_templates(tmp_path: Path) -> No
         answer = client.ask({"text_input": PROMPT, "max_tokens": 24, "stream": True})
         assert answer.error is None and answer.finish_reason == "length"
         assert answer.text == system.tokenizer.decode(ids)
+        wait_until(lambda: metrics(server).total("dspark_requests_total") == 1, "one counted")
         now = metrics(server)
         assert now.total("dspark_drafted_tokens_total") > 0
         assert now.total("dspark_pages") == 3 * 5  # of 128 tokens, a block and one more

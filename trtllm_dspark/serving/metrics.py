@@ -108,8 +108,6 @@ class ServerMetrics:
         for rung, count in (stats.steps_per_rung - old.steps_per_rung).items():
             text = "Steps by the token total they were padded up to"
             self._add("dspark_bucket_steps_total", text, count, {"rung": str(rung)})
-        for reason, count in (stats.num_finished - old.num_finished).items():
-            self._add("dspark_requests_total", "Requests by end", count, {"reason": reason})
         for part, field in _TIMES:
             seconds = (getattr(stats, field) - getattr(old, field)) / 1e3
             text = "Seconds spent in steps; the count is dspark_steps_total"
@@ -119,6 +117,12 @@ class ServerMetrics:
         self._publish_round(old, stats, counts)
         self._publish_calibration(stats)
         self._publish_state(old, stats)
+        self._publish_ends(old, stats)
+
+    def _publish_ends(self, old: LoopStats, new: LoopStats) -> None:
+        """Last, so that whoever sees a request counted sees all that it did counted."""
+        for reason, count in (new.num_finished - old.num_finished).items():
+            self._add("dspark_requests_total", "Requests by end", count, {"reason": reason})
 
     def _publish_accepted(self, counts: Counter[int]) -> None:
         """A Prometheus histogram kept in counters: thousands of observations in one update."""

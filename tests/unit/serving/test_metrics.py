@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, ClassVar
 
+import pytest
+
 from trtllm_dspark.decoding.stats import LoopStats
 from trtllm_dspark.serving.metrics import ServerMetrics
 from trtllm_dspark.serving.scrape import Metrics
@@ -78,6 +80,25 @@ def test_counters_follow_the_loop_over_several_snapshots() -> None:
     assert found.total("dspark_bucket_steps_total", rung="4") == 7
     assert found.total("dspark_requests_total", reason="eos") == 7
     assert round(found.total("dspark_step_seconds_sum", part="all"), 6) == 0.07
+
+
+def test_a_request_is_counted_after_all_that_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    increment, observe = Value.increment, Value.observe
+    for name, kept in (("increment", increment), ("observe", observe)):
+
+        def noted(self: Value, value: float, kept: Any = kept) -> None:
+            order.append(self.family.name)
+            kept(self, value)
+
+        monkeypatch.setattr(Value, name, noted)
+    metrics = ServerMetrics(Family, INFO, "tensorrt_llm", "1")
+    metrics.observe_finish(RequestStats(num_prompt_tokens=9), 60)
+    metrics.observe_stats(make(2))
+    metrics.start()
+    metrics.close()
+    assert order.index("dspark_requests_total") == len(order) - 1
+    assert {"nv_llm_output_token_len", "dspark_accepted_tokens_per_step_sum"} < set(order)
 
 
 def test_the_accepted_tokens_histogram_is_cumulative() -> None:
