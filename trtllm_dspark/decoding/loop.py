@@ -351,13 +351,10 @@ class DecodingLoop:
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
                 continue
-            taps = None
-            if output is not None and self.drafter.needs_taps:
-                taps = output.taps[start : start + num_rows]  # type: ignore[index]
             source = sequence.draft_source(0)
-            rows.append(CommittedRows(source, first, num_rows, taps, is_written=output is None))
+            rows.append(CommittedRows(source, first, num_rows, start, is_written=output is None))
             kept.append(sequence)
-        self.drafter.commit(rows)
+        self.drafter.commit(rows, None if output is None else output.taps)
         for sequence in kept:
             self.batcher.offer_pages(sequence, self.drafter.synced_len(sequence.key))
         return outputs

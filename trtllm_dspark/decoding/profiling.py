@@ -101,13 +101,13 @@ class StepProfiler:
     def _keep_rows(self, requests: list[Request]) -> None:
         """Let the drafter keep the step's rows for later, as it does while nobody drafts."""
         if self.drafter.needs_taps:
-            assert self._taps is not None and self._taps.taps is not None
-            taps = self._taps.taps
+            assert self._taps is not None
             self.drafter.commit(
                 [
-                    CommittedRows(request.draft_source(0), request.num_computed, 1, taps[i : i + 1])
-                    for i, request in enumerate(requests)
-                ]
+                    CommittedRows(request.draft_source(0), request.num_computed, 1, row)
+                    for row, request in enumerate(requests)
+                ],
+                self._taps.taps,
             )
 
     def _rank(self, block: DraftBlock, cell: Cell) -> None:
@@ -169,16 +169,13 @@ class StepProfiler:
             block = empty_block(1, self.drafter.num_drafts)
             self._verify(requests[:1], block, np.zeros(1, np.int32), cell)
         assert self._taps is not None and self._taps.taps is not None
-        row = self._taps.taps[:1]
+        taps = self._taps.taps[:1].expand(PENDING_ROWS, -1)
         rows = []
         for request in requests:
             self.drafter.release(request.key)
-            taps = row.expand(PENDING_ROWS, -1)
-            source = request.draft_source(0)
-            rows.append(
-                CommittedRows(source, request.num_computed - PENDING_ROWS, PENDING_ROWS, taps)
-            )
-        self.drafter.commit(rows)
+            source, start = request.draft_source(0), request.num_computed - PENDING_ROWS
+            rows.append(CommittedRows(source, start, PENDING_ROWS, first_row=0))
+        self.drafter.commit(rows, taps)
 
     def release(self) -> None:
         """Make the drafter forget the synthetic requests."""

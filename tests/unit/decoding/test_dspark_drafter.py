@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trtllm_dspark.decoding.drafters.dspark import DSparkDrafter
+from trtllm_dspark.decoding.drafters.kept_rows import KeptRows
 from trtllm_dspark.decoding.drafters.protocol import CommittedRows, DraftSource
 from trtllm_dspark.decoding.pages import make_page_table
 from trtllm_dspark.engines.protocol import ContextAppend, DrafterOutput, DrafterStep
@@ -49,16 +50,25 @@ def source(key: int, num_tokens: int, **changes: object) -> DraftSource:
     return DraftSource(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def rows(of: DraftSource, start: int, num: int) -> CommittedRows:
-    taps = torch.arange(start, start + num).float()[:, None].repeat(1, WIDTH) + 100 * of.key
-    return CommittedRows(of, start, num, taps)
+def commit(drafter: DSparkDrafter, *parts: tuple[DraftSource, int, int]) -> torch.Tensor:
+    """Commit a step whose rows of a request are (source, start, count); returns the step's taps.
+
+    A row of position p tells it: 100 · key + p. Rows of no request lie between them.
+    """
+    rows, values = [], [-1.0]
+    for of, start, num in parts:
+        rows.append(CommittedRows(of, start, num, first_row=len(values)))
+        values += [100.0 * of.key + start + i for i in range(num)] + [-1.0]
+    taps = torch.tensor(values)[:, None].repeat(1, WIDTH)
+    drafter.commit(rows, taps)
+    return taps
 
 
 def test_pending_rows_of_all_requests_are_written_in_one_call_before_the_draft() -> None:
     engine = RecordingEngine()
     drafter = DSparkDrafter(engine)
-    drafter.commit([rows(source(0, 5), 0, 2), rows(source(1, 3), 0, 2)])
-    drafter.commit([rows(source(0, 5), 2, 2), rows(source(1, 3), 2, 0), rows(source(2, 9), 0, 8)])
+    commit(drafter, (source(0, 5), 0, 2), (source(1, 3), 0, 2))
+    commit(drafter, (source(0, 5), 2, 2), (source(1, 3), 2, 0), (source(2, 9), 0, 8))
     assert not engine.appended
     block = drafter.propose([source(0, 5), source(1, 3)])
     (call,) = engine.appended
@@ -75,33 +85,33 @@ def test_pending_rows_of_all_requests_are_written_in_one_call_before_the_draft()
 def test_steps_without_drafts_still_advance_the_context() -> None:
     engine = RecordingEngine()
     drafter = DSparkDrafter(engine)
-    drafter.commit([rows(source(0, 5), 0, 4)])
+    commit(drafter, (source(0, 5), 0, 4))
     for position in range(4, 10):
-        drafter.commit([rows(source(0, position + 2), position, 1)])
+        commit(drafter, (source(0, position + 2), position, 1))
     drafter.propose([source(0, 11)])
     assert engine.appended[0].positions.tolist() == list(range(10))
 
 
 def test_the_invariant_is_checked_at_every_draft() -> None:
     drafter = DSparkDrafter(RecordingEngine())
-    drafter.commit([rows(source(0, 5), 0, 3)])
+    commit(drafter, (source(0, 5), 0, 3))
     with pytest.raises(EngineError, match="3 drafter-context rows and its anchor at position 4"):
         drafter.propose([source(0, 5)])
 
 
 def test_a_gap_in_the_committed_rows_is_refused() -> None:
     drafter = DSparkDrafter(RecordingEngine())
-    drafter.commit([rows(source(0, 5), 0, 3)])
+    commit(drafter, (source(0, 5), 0, 3))
     with pytest.raises(EngineError, match="expected position 3"):
-        drafter.commit([rows(source(0, 6), 4, 1)])
+        commit(drafter, (source(0, 6), 4, 1))
 
 
 def test_a_preempted_request_comes_back_from_row_0() -> None:
     engine = RecordingEngine()
     drafter = DSparkDrafter(engine)
-    drafter.commit([rows(source(0, 5), 0, 4)])
+    commit(drafter, (source(0, 5), 0, 4))
     drafter.release(0)
-    drafter.commit([rows(source(0, 5), 0, 4)])
+    commit(drafter, (source(0, 5), 0, 4))
     drafter.propose([source(0, 5)])
     assert engine.appended[0].positions.tolist() == [0, 1, 2, 3]
 
@@ -109,7 +119,7 @@ def test_a_preempted_request_comes_back_from_row_0() -> None:
 def test_rows_of_a_shared_prefix_are_taken_as_written() -> None:
     engine = RecordingEngine()
     drafter = DSparkDrafter(engine)
-    drafter.commit([rows(source(0, 7), 4, 2)])
+    commit(drafter, (source(0, 7), 4, 2))
     assert drafter.synced_len(0) == 4
     drafter.propose([source(0, 7)])
     assert engine.appended[0].positions.tolist() == [4, 5]
@@ -119,9 +129,9 @@ def test_rows_of_a_shared_prefix_are_taken_as_written() -> None:
 def test_too_many_pending_rows_are_written_without_a_draft() -> None:
     engine = RecordingEngine()
     drafter = DSparkDrafter(engine, max_pending_rows=5)
-    drafter.commit([rows(source(0, 5), 0, 4)])
+    commit(drafter, (source(0, 5), 0, 4))
     assert not engine.appended
-    drafter.commit([rows(source(1, 5), 0, 2)])
+    commit(drafter, (source(1, 5), 0, 2))
     assert engine.appended[0].cu_row_lens.tolist() == [0, 4, 6]
     assert drafter.synced_len(0) == 4
 
@@ -129,11 +139,42 @@ def test_too_many_pending_rows_are_written_without_a_draft() -> None:
 def test_taps_are_copied_at_commit() -> None:
     engine = RecordingEngine()
     drafter = DSparkDrafter(engine)
-    row = rows(source(0, 3), 0, 2)
-    drafter.commit([row])
-    row.taps.fill_(-1.0)
+    commit(drafter, (source(0, 3), 0, 2)).fill_(-1.0)
     drafter.propose([source(0, 3)])
     assert engine.appended[0].taps[:, 0].tolist() == [0, 1]
+
+
+def test_rows_of_ended_requests_make_room_and_others_stay_what_they_were() -> None:
+    engine, rng = RecordingEngine(), np.random.default_rng(0)
+    drafter = DSparkDrafter(engine)
+    lens: dict[int, int] = {}
+    for step in range(400):
+        for key in rng.integers(0, 6, 2).tolist():
+            if rng.random() < 0.1:
+                drafter.release(key)
+                lens.pop(key, None)
+        keys = sorted(set(rng.integers(0, 6, 4).tolist()))
+        grown = {key: int(rng.integers(0, 4)) for key in keys}
+        commit(drafter, *((source(k, 999), lens.get(k, 0), n) for k, n in grown.items()))
+        lens.update({key: lens.get(key, 0) + n for key, n in grown.items()})
+        if step % 7 == 0:
+            engine.appended.clear()
+            drafter.sync(keys)
+            for call in engine.appended:
+                owners = call.page_table[:, 0].repeat(np.diff(call.cu_row_lens)) - 1
+                assert call.taps[:, 0].tolist() == (100 * owners + call.positions).tolist()
+            assert all(drafter.synced_len(key) == lens[key] for key in keys)
+    for key in lens:
+        drafter.release(key)
+    assert drafter.num_kept_rows == 0
+
+
+def test_kept_rows_do_not_grow_with_the_requests_that_came_and_went() -> None:
+    kept = KeptRows()
+    for _ in range(100):
+        places = kept.add(torch.zeros(3, WIDTH), np.array([0, 2]))
+        kept.free(places)
+    assert (kept.num_rows, kept.size) == (0, 2)
 
 
 def test_only_requests_that_may_be_sampled_are_sampled() -> None:
@@ -146,7 +187,7 @@ def test_only_requests_that_may_be_sampled_are_sampled() -> None:
         source(2, 2),
     ]
     for each in sources:
-        drafter.commit([rows(each, 0, 1)])
+        commit(drafter, (each, 0, 1))
     block = drafter.propose(sources)
     assert block.sampled.tolist() == [True, False, False]
     assert block.draft_probs is not None

@@ -266,7 +266,7 @@ class RecordingDrafter(NgramDrafter):
             assert self.rows[source.key] == source.anchor_position
         return super().propose(sources)
 
-    def commit(self, rows):
+    def commit(self, rows, taps):
         for row in rows:
             assert row.start_position == self.rows.get(row.source.key, row.start_position)
             self.rows[row.source.key] = row.start_position + row.num_rows

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
 
+from trtllm_dspark.decoding.drafters.kept_rows import Int64Array, KeptRows
 from trtllm_dspark.decoding.drafters.protocol import CommittedRows, DraftSource
 from trtllm_dspark.decoding.pages import make_page_table
 from trtllm_dspark.engines.protocol import ContextAppend, DrafterStep, DraftSampling, Engine
@@ -32,21 +33,21 @@ class _Context:
     synced_len: int
     """Rows whose K/V is written."""
     page_ids: IntArray
-    pending: list[torch.Tensor] = field(default_factory=list)
-    """Copies of tapped states of the rows after `synced_len`."""
+    kept: list[Int64Array] = field(default_factory=list)
+    """Where `KeptRows` holds the tapped states of the rows after `synced_len`."""
     num_pending: int = 0
-    """Rows in `pending`: counted, since every step of every request asks for it."""
+    """Rows in `kept`: counted, since every step of every request asks for it."""
 
-    def keep(self, taps: torch.Tensor) -> None:
-        """Copy rows for later."""
-        self.pending.append(taps.clone())
-        self.num_pending += len(taps)
+    def keep(self, places: Int64Array) -> None:
+        """Take note of rows that were kept for later."""
+        self.kept.append(places)
+        self.num_pending += len(places)
 
     def written(self) -> None:
         """What was pending has its K/V now."""
         self.synced_len += self.num_pending
         self.num_pending = 0
-        self.pending.clear()
+        self.kept.clear()
 
 
 class DSparkDrafter:
@@ -68,6 +69,12 @@ class DSparkDrafter:
         self.num_drafts = engine.info.num_drafts
         self.max_pending_rows = max_pending_rows
         self._contexts: dict[int, _Context] = {}
+        self._kept = KeptRows()
+
+    @property
+    def num_kept_rows(self) -> int:
+        """Rows of all requests whose tapped states are held for later."""
+        return self._kept.num_rows
 
     def propose(self, sources: Sequence[DraftSource]) -> DraftBlock:
         """Bring the contexts up to date and draft γ tokens for each source."""
@@ -99,40 +106,58 @@ class DSparkDrafter:
             sampling=make_sampling(sources),
         )
 
-    def commit(self, rows: Sequence[CommittedRows]) -> None:
+    def commit(self, rows: Sequence[CommittedRows], taps: Any | None) -> None:
         """Keep the rows' tapped states (copied: the engine's are good for one step only)."""
-        for row in rows:
-            key = row.source.key
-            context = self._contexts.get(key)
-            if context is None:
-                # Rows before the first commit came with shared prefix pages.
-                context = _Context(row.start_position, row.source.page_ids)
-                self._contexts[key] = context
-            known = context.synced_len + context.num_pending
-            if row.start_position != known or (row.taps is None and not row.is_written):
-                raise EngineError(
-                    f"request {key}: rows from position {row.start_position} were committed, "
-                    f"expected position {known} and tapped states"
-                )
-            context.page_ids = np.array(row.source.page_ids, np.int32)
-            if row.is_written:
-                context.synced_len += row.num_rows
-            elif row.num_rows and row.taps is not None:
-                context.keep(row.taps)
-        if sum(c.num_pending for c in self._contexts.values()) > self.max_pending_rows:
+        contexts = [self._take_note(row, taps) for row in rows]
+        if taps is not None:
+            self._keep(contexts, rows, taps)
+        if self.num_kept_rows > self.max_pending_rows:
             self.sync(list(self._contexts))
+
+    def _keep(self, contexts: Sequence[_Context], rows: Sequence[CommittedRows], taps: Any) -> None:
+        counts = [0 if row.is_written else row.num_rows for row in rows]
+        ends = np.cumsum(counts)
+        first_rows = np.array([row.first_row for row in rows])
+        if not rows or not ends[-1]:
+            return
+        places = self._kept.add(
+            taps, np.arange(ends[-1]) + np.repeat(first_rows - (ends - counts), counts)
+        )
+        for context, end, count in zip(contexts, ends.tolist(), counts, strict=True):
+            if count:
+                context.keep(places[end - count : end])
+
+    def _take_note(self, row: CommittedRows, taps: Any | None) -> _Context:
+        """Check that the rows follow on what is known; advance what is written already."""
+        key = row.source.key
+        context = self._contexts.get(key)
+        if context is None:
+            # Rows before the first commit came with shared prefix pages.
+            context = _Context(row.start_position, row.source.page_ids)
+            self._contexts[key] = context
+        known = context.synced_len + context.num_pending
+        if row.start_position != known or (taps is None and not row.is_written):
+            raise EngineError(
+                f"request {key}: rows from position {row.start_position} were committed, "
+                f"expected position {known} and tapped states"
+            )
+        context.page_ids = np.array(row.source.page_ids, np.int32)
+        if row.is_written:
+            context.synced_len += row.num_rows
+        return context
 
     def sync(self, keys: Sequence[int]) -> None:
         """Write all pending rows of these requests in one call."""
         contexts = [self._contexts[key] for key in keys if key in self._contexts]
-        contexts = [context for context in contexts if context.pending]
+        contexts = [context for context in contexts if context.num_pending]
         if not contexts:
             return
         counts = np.array([context.num_pending for context in contexts])
         positions = [c.synced_len + np.arange(n) for c, n in zip(contexts, counts, strict=True)]
+        kept = np.concatenate([places for context in contexts for places in context.kept])
         self.engine.append_context(
             ContextAppend(
-                taps=torch.cat([taps for context in contexts for taps in context.pending]),
+                taps=self._kept.take(kept),
                 positions=np.concatenate(positions).astype(np.int32),
                 cu_row_lens=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
                 page_table=make_page_table([context.page_ids for context in contexts]),
@@ -148,7 +173,9 @@ class DSparkDrafter:
 
     def release(self, key: int) -> None:
         """Forget a request and what is pending for it."""
-        self._contexts.pop(key, None)
+        context = self._contexts.pop(key, None)
+        if context is not None and context.kept:
+            self._kept.free(np.concatenate(context.kept))
 
 
 def make_sampling(sources: Sequence[DraftSource]) -> DraftSampling:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class NgramDrafter:
         start = int(ends[-1]) + 1
         return token_ids[start : start + self.num_drafts], match_len
 
-    def commit(self, rows: Sequence[CommittedRows]) -> None:
+    def commit(self, rows: Sequence[CommittedRows], taps: Any | None) -> None:
         """Nothing to keep: every call looks at the committed tokens."""
 
     def sync(self, keys: Sequence[int]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class NoDrafter:
             np.zeros(shape, np.int32), np.zeros(len(sources), np.int32), np.zeros(shape, np.float32)
         )
 
-    def commit(self, rows: Sequence[CommittedRows]) -> None:
+    def commit(self, rows: Sequence[CommittedRows], taps: Any | None) -> None:
         """Nothing to keep."""
 
     def sync(self, keys: Sequence[int]) -> None:

@@ -44,8 +44,8 @@ class CommittedRows:
     source: DraftSource
     start_position: int
     num_rows: int
-    taps: Any | None
-    """[num_rows, T·H] tapped states, None when the drafter does not want taps."""
+    first_row: int
+    """Row of the step that is the first of them."""
     is_written: bool = False
     """The drafter's K/V of the rows is in the pages already (a round on the device wrote it)."""
 
@@ -65,8 +65,12 @@ class Drafter(Protocol):
         """Draft for these requests, in this order, from committed tokens only."""
         ...
 
-    def commit(self, rows: Sequence[CommittedRows]) -> None:
-        """Take note of rows that became context, after every step (prefill, no drafts too)."""
+    def commit(self, rows: Sequence[CommittedRows], taps: Any | None) -> None:
+        """Take note of rows that became context, after every step (prefill, no drafts too).
+
+        taps [N, T·H] are the tapped states of the step's rows, good for this call only; None when
+        the drafter does not want them or a round on the device has written its rows.
+        """
         ...
 
     def sync(self, keys: Sequence[int]) -> None:
