@@ -50,6 +50,9 @@ COMMANDS = {
         "trtllm_dspark.training.generate_data", "let the target write training answers"
     ),
     "train": Command("trtllm_dspark.training.train", "train a drafter on such answers"),
+    "fit-confidence": Command(
+        "trtllm_dspark.training.fit_confidence", "fit a trained drafter's confidence head anew"
+    ),
     "calibrate": Command(
         "trtllm_dspark.evaluation.calibrate_command", "fit calibration.json on held-out prompts"
     ),

@@ -129,6 +129,8 @@ class DrafterConfig:
     confidence_head: bool = False
     confidence_with_markov: bool = False
     confidence_bias: bool = False
+    confidence_with_peak: bool = False
+    """The confidence head also sees the log-odds of its slot's likeliest token (our addition)."""
 
     def __post_init__(self) -> None:
         require(self.num_drafts >= 1, "num_drafts", self.num_drafts, "≥ 1")
@@ -167,6 +169,12 @@ class DrafterConfig:
             "confidence_with_markov",
             self.confidence_with_markov,
             "False without a sequential head",
+        )
+        require(
+            not self.confidence_with_peak or self.confidence_head,
+            "confidence_with_peak",
+            self.confidence_with_peak,
+            "False without a confidence head",
         )
 
 

@@ -88,6 +88,7 @@ def _head_shapes(config: DrafterConfig) -> dict[str, Shape]:
         shapes["markov.joint_proj.bias"] = (3 * rank,)
     if config.confidence_head:
         width = hidden + (rank if config.confidence_with_markov else 0)
+        width += config.confidence_with_peak
         shapes["confidence.proj.weight"] = (1, width)
         if config.confidence_bias:
             shapes["confidence.proj.bias"] = (1,)

@@ -202,25 +202,22 @@ class ExportedDrafter(nn.Module):
             if model.markov is not None:
                 embedded = model.markov.embed(previous).to(hidden.dtype)
                 features, state = model.markov.step(embedded, hidden[:, slot], state)
+            previous, peak = self._choose(base[:, slot], features)
             if model.confidence is not None:
-                confidence.append(model.confidence(hidden[:, slot], embedded))
-                previous = self._choose(base[:, slot], features)
-            else:
-                logits = self._logits(base[:, slot], features)
-                confidence.append(peak_log_odds(logits))
-                previous = logits.argmax(dim=-1).to(torch.int32)
+                peak = model.confidence(hidden[:, slot], embedded, peak)
+            confidence.append(peak)
             token_ids.append(previous)
         return torch.stack(token_ids, dim=1), torch.stack(confidence, dim=1)
 
-    def _logits(self, base: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
-        logits = base.float()
+    def _choose(
+        self, base: torch.Tensor, features: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Arg-max [R] int32 of U + W2 f and its log-odds [R]; who does not read them drops them."""
         if features is None or self.model.markov is None:
-            return logits
-        return logits + self.model.markov.w2(features).float()
-
-    def _choose(self, base: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
-        if features is None or self.model.markov is None:
-            return base.float().argmax(dim=-1).to(torch.int32)
-        return export_ops.markov_select(
-            *export_ops.markov_tile(base, features, self.model.markov.w2.weight)
-        )
+            logits = base.float()
+            return logits.argmax(dim=-1).to(torch.int32), peak_log_odds(logits)
+        logits, ids, mass = export_ops.markov_tile(base, features, self.model.markov.w2.weight)
+        top = logits.amax(dim=-1, keepdim=True)
+        others = (mass * (logits - top).exp()).sum(dim=-1) - 1.0
+        peak = -others.clamp_min(torch.finfo(torch.float32).tiny).log()
+        return export_ops.markov_select(logits, ids), peak

@@ -33,7 +33,7 @@ SCHEMAS: dict[str, tuple[str, str, str]] = {
         "scale:FLOAT is_causal:INT",
     ),
     "ragged_verify_reduce": ("partials:F lse:F cu_query_lens:I context_lens:I like:T", "out:T", ""),
-    "markov_tile": ("base_logits:T features:T w2:T", "tile_logits:F tile_ids:I", ""),
+    "markov_tile": ("base_logits:T features:T w2:T", "tile_logits:F tile_ids:I tile_mass:F", ""),
     "markov_select": ("tile_logits:F tile_ids:I", "token_ids:I", ""),
     "select_drafts": (
         "survivals:F capacity:I caps:I anchor_ids:I anchor_positions:I draft_ids:I",
@@ -164,19 +164,23 @@ def _(
 @torch.library.custom_op("dspark::markov_tile", mutates_args=())
 def markov_tile(
     base_logits: torch.Tensor, features: torch.Tensor, w2: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tile-wise arg-max of U_k + W2 f: (logits [R, tiles] float32, ids [R, tiles] int32)."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tile-wise arg-max of U_k + W2 f: (logits, ids int32, mass), each [R, tiles].
+
+    The mass Σ exp(logit − the tile's largest) and the logits are float32.
+    """
     raise _only_traced("markov_tile")
 
 
 @markov_tile.register_fake
 def _(
     base_logits: torch.Tensor, features: torch.Tensor, w2: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     shape = (base_logits.shape[0], 1)
     return (
         base_logits.new_empty(shape, dtype=torch.float32),
         base_logits.new_empty(shape, dtype=torch.int32),
+        base_logits.new_empty(shape, dtype=torch.float32),
     )
 
 

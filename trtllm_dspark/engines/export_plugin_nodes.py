@@ -95,6 +95,7 @@ class _MarkovNodes:
     def __init__(self, model: onnx.ModelProto, max_requests: int) -> None:
         self._graph, self._max_requests = model.graph, max_requests
         self._sizes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        self._read = {name for node in model.graph.node for name in node.input}
         self._tiles: dict[str, tuple[list[str], str]] = {}
         """Tile scores → (all outputs of their node, W2)."""
 
@@ -107,13 +108,16 @@ class _MarkovNodes:
 
     def _rewrite_tile(self, node: Any) -> None:
         base_logits, features, w2 = node.input
-        scores, ids = node.output
-        others = [f"{scores}_{name}" for name in ("logits", "max", "mass", "plain_mass", "stored")]
-        node.output[:] = [scores, ids, *others]
+        scores, ids, plain_mass = node.output
+        logits, largest, mass, stored = (
+            f"{scores}_{name}" for name in ("logits", "max", "mass", "stored")
+        )
+        node.output[:] = [scores, ids, logits, largest, mass, plain_mass, stored]
         self._tiles[scores] = (list(node.output), w2)
         draws = [self.PREFIX + name for name in ("scales", "thresholds", "modes", "seeds")]
         node.input[:] = [base_logits, features, w2, *draws, "anchor_positions"]
-        greedy = {"slot": 0, "has_noise": 0, "stores_logits": 0, "with_peak": 0}
+        greedy = {"slot": 0, "has_noise": 0, "stores_logits": 0}
+        greedy["with_peak"] = int(plain_mass in self._read)
         _set_attributes(node, {**self._head(w2), "max_requests": self._max_requests, **greedy})
 
     def _rewrite_select(self, node: Any) -> None:

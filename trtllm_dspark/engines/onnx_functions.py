@@ -270,7 +270,7 @@ def _reduce(s: FunctionShape) -> str:
 
 def _markov_tile() -> str:
     return _function(
-        "markov_tile (base_logits, features, w2) => (tile_logits, tile_ids)",
+        "markov_tile (base_logits, features, w2) => (tile_logits, tile_ids, tile_mass)",
         [
             f"base = Cast <to = {FLOAT}> (base_logits)",
             "w2_turned = Transpose <perm = [1, 0]> (w2)",
@@ -281,6 +281,9 @@ def _markov_tile() -> str:
             "tile_logits = ReduceMax <keepdims = 1> (logits, axis)",
             "best = ArgMax <axis = 1, keepdims = 1> (logits)",
             f"tile_ids = Cast <to = {INT32}> (best)",
+            "below = Sub (logits, tile_logits)",
+            "weights = Exp (below)",
+            "tile_mass = ReduceSum <keepdims = 1> (weights, axis)",
         ],
     )
 

@@ -224,7 +224,7 @@ class DSparkModel(nn.Module):
             if self.markov is not None:
                 embedded = self.markov.embed(previous).to(hidden.dtype)
                 features, state = self.markov.step(embedded, hidden[:, slot], state)
-            with_peak = self.confidence is None
+            with_peak = self.confidence is None or self.confidence.with_peak
             choice = markov_sample(
                 base[:, slot],
                 features,
@@ -235,7 +235,8 @@ class DSparkModel(nn.Module):
                 find_best=find_best,
             )
             if self.confidence is not None:
-                confidence.append(self.confidence(hidden[:, slot], embedded))
+                peak = choice.peak_logits
+                confidence.append(self.confidence(hidden[:, slot], embedded, peak))
             else:
                 confidence.append(choice.peak_logits)
             choices.append(choice)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from trtllm_dspark.config import DrafterConfig
 from trtllm_dspark.ops import native_markov
 from trtllm_dspark.ops.linear import Linear
+from trtllm_dspark.ops.markov import PEAK_LIMIT
 
 
 class VocabularyProjection(Linear):
@@ -28,8 +29,10 @@ class VocabularyProjection(Linear):
         super().pack_()
         self._norms = native_markov.row_norms(self.weight)
 
-    def find_best(self, base_logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor | None:
-        """Arg-max [R] of U + W2 f, or None where this machine has no kernel for it."""
+    def find_best(
+        self, base_logits: torch.Tensor, features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Arg-max [R] of U + W2 f and its log-odds, or None where there is no kernel for it."""
         if self._norms is None:
             return None
         return native_markov.markov_argmax(base_logits, features, self.weight, self._norms)
@@ -89,20 +92,42 @@ class SequentialHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Logit of c_k = σ(w·[h_k; W1[x_{k−1}]] + b); without Markov features w sees h_k only."""
+    """Logit of c_k = σ(w·[h_k; W1[x_{k−1}]; l_k] + b), the last two where the drafter has them.
+
+    The peak l_k is the log-odds of the likeliest token of slot k (`ops.markov.peak_log_odds`): made
+    of the context and the drafts before alone, so that it may decide what is verified.
+    """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.with_markov = config.confidence_with_markov
+        self.with_peak = config.confidence_with_peak
         width = config.hidden_size + (config.markov_rank if self.with_markov else 0)
+        width += self.with_peak
         self.proj = Linear(width, 1, bias=config.confidence_bias)
 
-    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor | None) -> torch.Tensor:
-        """hidden [..., H], embedded [..., r] → logits [...] float32."""
-        features = hidden
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        embedded: torch.Tensor | None,
+        peak: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """hidden [..., H], embedded [..., r], peak [...] float32 → logits [...] float32."""
+        features = self.join(hidden, embedded, peak)
+        bias = None if self.proj.bias is None else self.proj.bias.float()
+        return functional.linear(features, self.proj.weight.float(), bias).squeeze(-1)
+
+    def join(
+        self, hidden: torch.Tensor, embedded: torch.Tensor | None, peak: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What w is multiplied with: [..., H (+ r) (+ 1)] float32."""
+        parts = [hidden.float()]
         if self.with_markov:
             if embedded is None:
                 raise ValueError("the confidence head needs W1[x_{k−1}] and found no embedding")
-            features = torch.cat((hidden, embedded), dim=-1)
-        bias = None if self.proj.bias is None else self.proj.bias.float()
-        return functional.linear(features.float(), self.proj.weight.float(), bias).squeeze(-1)
+            parts.append(embedded.float())
+        if self.with_peak:
+            if peak is None:
+                raise ValueError("the confidence head needs the slot's peak and found none")
+            parts.append(peak.float().clamp(-PEAK_LIMIT, PEAK_LIMIT).unsqueeze(-1))
+        return torch.cat(parts, dim=-1)

@@ -19,6 +19,9 @@ from trtllm_dspark.ops.filter_probs import argmax_lowest, filter_probs
 from trtllm_dspark.ops.sample_tokens import sample_drafts
 from trtllm_dspark.types import FloatArray, IntArray
 
+PEAK_LIMIT = 12.0
+"""A confidence head sees peaks within ±12: a token beyond is as good as certain."""
+
 
 @dataclass(frozen=True)
 class SlotSampling:
@@ -65,19 +68,21 @@ def markov_sample(
     sampling: SlotSampling | None = None,
     *,
     with_peak: bool = False,
-    find_best: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] | None = None,
+    find_best: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
+    | None = None,
 ) -> Choice:
     """Choose the draft of `slot` (0-based) for every request.
 
     base_logits U_k [R, V]; features [R, r] and `project` (f → W2 f, [R, V]) or both `None` for a
     drafter without a sequential head. Sums are float32. `sampling=None`: arg-max, of equals
-    the lowest id; `find_best` (U_k, f → ids or None) may know a shorter way to it.
+    the lowest id; `find_best` (U_k, f → ids and their log-odds, or None) may know a shorter way,
+    on which tokens that cannot win need not count for the log-odds.
     """
     is_greedy = sampling is None or bool(sampling.is_greedy.all())
-    if is_greedy and not with_peak and find_best is not None and features is not None:
+    if is_greedy and find_best is not None and features is not None:
         best = find_best(base_logits, features)
         if best is not None:
-            return Choice(best, None, None)
+            return Choice(best[0], None, best[1])
     logits = base_logits.float()
     if features is not None and project is not None:
         logits = logits + project(features).float()
@@ -98,8 +103,8 @@ def markov_sample(
 def peak_log_odds(logits: torch.Tensor) -> torch.Tensor:
     """log(p / (1−p)) of the largest probability p of each row: logits [R, V] float32 → [R].
 
-    Confidence of drafters without a confidence head. Written with the mass of the others, so
-    that it neither overflows nor loses digits when p is close to 1.
+    Confidence of drafters without a confidence head, and a feature of one. Written with the mass of
+    the others, so that it neither overflows nor loses digits when p is close to 1.
     """
     top = logits.amax(dim=-1, keepdim=True)
     weights = (logits - top).exp()

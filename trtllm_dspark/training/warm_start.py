@@ -8,6 +8,7 @@ optimisation.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -65,7 +66,14 @@ def copy_layers_(model: DSparkModel, target: TargetModel, layer_ids: tuple[int, 
 def load_drafter_(
     model: DSparkModel, config: DrafterConfig, weights: Mapping[str, torch.Tensor]
 ) -> None:
-    """Start from another drafter's weights. Raises `ConfigError` where the drafters differ."""
+    """Start from another drafter's weights. Raises `ConfigError` where the drafters differ.
+
+    The weight of a peak that `fit-confidence` added is left out where the model has none.
+    """
+    if config.confidence_with_peak and not model.config.confidence_with_peak:
+        config = dataclasses.replace(config, confidence_with_peak=False)
+        name = "confidence.proj.weight"
+        weights = {**weights, name: weights[name][:, :-1]}
     wanted, given = to_json_dict(model.config), to_json_dict(config)
     differing = [
         f"{name} {given.get(name)!r} (wanted {wanted.get(name)!r})"

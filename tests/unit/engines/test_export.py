@@ -85,6 +85,16 @@ CASES = {
         qwen3,
         dict(head_type="rnn", markov_rank=4, confidence_head=True, label_shift=False),
     ),
+    "llama-markov-with-peak": (
+        llama,
+        dict(
+            head_type="markov",
+            markov_rank=5,
+            confidence_head=True,
+            confidence_with_markov=True,
+            confidence_with_peak=True,
+        ),
+    ),
     "llama-gated-without-confidence": (llama, dict(head_type="gated", markov_rank=4)),
     "qwen3-no-head": (qwen3, dict(qk_norm=False)),
 }
@@ -223,15 +233,20 @@ def test_plugin_nodes_have_exactly_the_inputs_and_attributes_of_the_registered_o
     assert "query_offsets" not in {i.name for i in model.graph.input}
 
 
+@pytest.mark.parametrize("with_peak", [False, True])
 @pytest.mark.parametrize("head", ["markov", "gated", "rnn"])
-def test_without_bodies_the_drafters_markov_pairs_are_the_plugins_nodes_too(tmp_path, head):
+def test_without_bodies_the_drafters_markov_pairs_are_the_plugins_nodes_too(
+    tmp_path, head, with_peak
+):
     pytest.importorskip("triton", reason="the table of ops names Triton-language kernels")
     import onnx
     from dspark_plugins.tensorrt_ops import OPS
 
     from trtllm_dspark.engines.export import export_drafter
 
-    config = drafter_config(head_type=head, markov_rank=4, confidence_head=True)
+    config = drafter_config(
+        head_type=head, markov_rank=4, confidence_head=True, confidence_with_peak=with_peak
+    )
     model = make_drafter(config, make_target(llama()))
     path = export_drafter(
         model, tmp_path / "d.onnx", page_size=PAGE_SIZE, with_functions=False, max_requests=32
@@ -253,6 +268,7 @@ def test_without_bodies_the_drafters_markov_pairs_are_the_plugins_nodes_too(tmp_
     tile, select = nodes[:2]
     values = {a.name: onnx.helper.get_attribute_value(a) for a in tile.attribute}
     assert (values["vocab_size"], values["rank"], values["max_requests"]) == (VOCAB, 4, 32)
+    assert values["with_peak"] == with_peak  # masses are made only where they are read
     assert list(select.input[:6]) == list(tile.output[:6])
     weights = {i.name: tuple(i.dims) for i in proto.graph.initializer}
     assert {weights[name] for name in select.input[8:]} == {(VOCAB, 4)}

@@ -198,10 +198,13 @@ class Recomputation:
                 logits = logits + self.w["markov.w2.weight"] @ features
             previous = int(logits.argmax())
             ids.append(previous)
+            p = logits.softmax(0).max()
+            peak = (p / (1 - p)).log()
             if config.confidence_head:
                 x = torch.cat((h, e)) if config.confidence_with_markov else h
+                if config.confidence_with_peak:
+                    x = torch.cat((x, peak.clamp(-12, 12)[None]))
                 confidences.append(float(self.linear(x, "confidence.proj")))
             else:
-                p = logits.softmax(0).max()
-                confidences.append(float((p / (1 - p)).log()))
+                confidences.append(float(peak))
         return ids, confidences

@@ -29,6 +29,18 @@ VARIANTS = {
         "label_shift": False,
     },
     "gated": {"head_type": "gated", "qk_norm": False, "confidence_bias": False},
+    "peak": {"confidence_with_peak": True},
+    "rnn and peak": {
+        "head_type": "rnn",
+        "confidence_with_markov": False,
+        "confidence_with_peak": True,
+    },
+    "no head but peak": {
+        "head_type": "none",
+        "markov_rank": 0,
+        "confidence_with_markov": False,
+        "confidence_with_peak": True,
+    },
     "rnn": {"head_type": "rnn", "attention_bias": True, "confidence_with_markov": False},
 }
 

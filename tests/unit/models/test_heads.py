@@ -3,11 +3,26 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tests.unit.models.drafter_builders import make_config, make_model
 from trtllm_dspark.models.heads import ConfidenceHead, SequentialHead
+from trtllm_dspark.ops.markov import SlotSampling
+
+
+def make_sampling(seed: int) -> SlotSampling:
+    """One request at temperature 1."""
+    return SlotSampling(
+        temperature=np.ones(1, np.float32),
+        top_k=np.zeros(1, np.int32),
+        top_p=np.ones(1, np.float32),
+        min_p=np.zeros(1, np.float32),
+        seeds=np.array([seed], np.uint64),
+        anchor_positions=np.array([4], np.int32),
+        coupled=np.zeros(1, np.bool_),
+    )
 
 
 def filled(module: torch.nn.Module) -> torch.nn.Module:
@@ -57,19 +72,33 @@ def test_the_markov_bias_depends_on_the_previous_token_only() -> None:
 
 
 @pytest.mark.parametrize("with_markov", [True, False])
+@pytest.mark.parametrize("with_peak", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_confidence_is_linear_in_its_features(with_markov: bool, bias: bool) -> None:
-    config = make_config(confidence_with_markov=with_markov, confidence_bias=bias)
-    head = filled(ConfidenceHead(config))
-    h, e = torch.randn(2, 24), torch.randn(2, 5)
-    x = torch.cat((h, e), 1) if with_markov else h
-    expected = x @ head.proj.weight[0] + (head.proj.bias[0] if bias else 0.0)
-    torch.testing.assert_close(head(h, e), expected)
+def test_confidence_is_linear_in_its_features(
+    with_markov: bool, with_peak: bool, bias: bool
+) -> None:
+    head = filled(
+        ConfidenceHead(
+            make_config(
+                confidence_with_markov=with_markov,
+                confidence_with_peak=with_peak,
+                confidence_bias=bias,
+            )
+        )
+    )
+    h, e, peak = torch.randn(2, 24), torch.randn(2, 5), torch.tensor([3.0, 40.0])
+    seen = [h, *([e] if with_markov else []), *([torch.tensor([[3.0], [12.0]])] * with_peak)]
+    expected = torch.cat(seen, 1) @ head.proj.weight[0] + (head.proj.bias[0] if bias else 0.0)
+    torch.testing.assert_close(head(h, e, peak), expected)
 
 
 def test_a_confidence_head_with_markov_features_needs_the_embedding() -> None:
     with pytest.raises(ValueError, match="no embedding"):
         filled(ConfidenceHead(make_config()))(torch.randn(1, 24), None)
+    with pytest.raises(ValueError, match="found none"):
+        filled(ConfidenceHead(make_config(confidence_with_peak=True)))(
+            torch.randn(1, 24), torch.randn(1, 5)
+        )
 
 
 def test_confidence_never_sees_its_own_draft() -> None:
@@ -83,6 +112,17 @@ def test_confidence_never_sees_its_own_draft() -> None:
     assert int(after.token_ids[0, 0]) != first
     assert before.confidence_logits[0, 0] == after.confidence_logits[0, 0]
     assert before.confidence_logits[0, 1] != after.confidence_logits[0, 1]
+
+
+def test_a_confidence_with_the_peak_never_sees_what_a_sampled_slot_drew() -> None:
+    model = make_model(make_config(confidence_with_peak=True))
+    hidden = 0.1 * torch.randn(1, 3, 24, generator=torch.Generator().manual_seed(6))
+    first: dict[int, float] = {}
+    for seed in range(20):
+        drawn = model.draft_from_hidden(torch.tensor([7]), hidden, make_sampling(seed))
+        first[int(drawn.token_ids[0, 0])] = float(drawn.confidence_logits[0, 0])
+    assert len(first) > 3
+    assert len(set(first.values())) == 1
 
 
 @pytest.mark.parametrize("head_type", ["markov", "gated", "rnn"])

@@ -3,6 +3,8 @@
 //
 // |w·f| ≤ ‖w‖ ‖f‖, so a token whose U lies further below the best sum so far cannot win. With a trained
 // head that leaves about one row of W2 in sixty.
+#include <float.h>
+
 #include "vectors.h"
 
 #define SPAN 64 /* tokens whose bounds are looked at together */
@@ -49,10 +51,11 @@ static int64_t largest_of(const uint16_t *base, int64_t width) {
 
 // base [num_rows] rows of `width` bf16, `stride` apart; features [num_rows, rank] float;
 // w2 [width, rank] bf16; norms [width] float ≥ the rows' lengths; out [num_rows]: of equal sums the
-// lowest id. rank and width multiples of LANES.
+// lowest id; peaks [num_rows]: its log-odds among the tokens that were added up: the others lie too
+// far below to matter. rank and width multiples of LANES.
 void markov_argmax(const uint16_t *base, int64_t stride, const float *features, const uint16_t *w2,
-                   const float *norms, int64_t *out, int64_t num_rows, int64_t width, int64_t rank,
-                   int32_t num_threads) {
+                   const float *norms, int64_t *out, float *peaks, int64_t num_rows, int64_t width,
+                   int64_t rank, int32_t num_threads) {
   const int threads = num_rows < num_threads ? (int)num_rows : num_threads;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < num_rows; row++) {
@@ -62,7 +65,8 @@ void markov_argmax(const uint16_t *base, int64_t stride, const float *features, 
     for (int64_t i = 0; i < rank; i++) square += f[i] * f[i];
     const float reach = sqrtf(square) * BOUND_SLACK;
     int64_t best = largest_of(u, width);
-    float best_sum = sum_of(u, w2, f, best, rank);
+    float best_sum = sum_of(u, w2, f, best, rank), others = 0; // in units of e^best_sum
+    const int64_t first = best;
     for (int64_t from = 0; from < width; from += SPAN) {
       const int64_t end = from + SPAN < width ? from + SPAN : width;
       ivec near = {};
@@ -70,14 +74,18 @@ void markov_argmax(const uint16_t *base, int64_t stride, const float *features, 
         near |= widen(u + i) + *(const vec *)(norms + i) * reach >= best_sum;
       if (!any_lane(near)) continue;
       for (int64_t i = from; i < end; i++) {
-        if (to_float(u[i]) + norms[i] * reach < best_sum) continue;
+        if (i == first || to_float(u[i]) + norms[i] * reach < best_sum) continue;
         const float sum = sum_of(u, w2, f, i, rank);
         if (sum > best_sum || (sum == best_sum && i < best)) {
+          others = (others + 1) * expf(best_sum - sum);
           best = i;
           best_sum = sum;
+        } else {
+          others += expf(sum - best_sum);
         }
       }
     }
     out[row] = best;
+    peaks[row] = -logf(others > FLT_MIN ? others : FLT_MIN);
   }
 }
