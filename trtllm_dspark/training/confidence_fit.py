@@ -32,7 +32,7 @@ class FitConfig:
 
     anchor_share: float = 0.3
     """Part of the answer positions taken as anchors."""
-    sampled_share: float = 0.0
+    sampled_share: float = 0.5
     """Weight of acceptance at temperature 1 (1 − TV); the rest is the greedy match."""
     decay: float = 2.0
     """Slot k weighs exp(−(k−1)/decay)."""

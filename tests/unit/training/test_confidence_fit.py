@@ -106,10 +106,10 @@ def make_events(num: int = 4000) -> tuple[ConfidenceEvents, torch.Tensor]:
 
 def test_a_fit_finds_the_line_that_made_the_events() -> None:
     events, logits = make_events()
-    weight, bias = fit_head(events, FitConfig(ridge=1e-5))
+    weight, bias = fit_head(events, FitConfig(ridge=1e-5, sampled_share=0.0))
     found = (events.features @ weight.T).squeeze(1) + bias
     assert float((found - logits).abs().mean()) < 0.15
-    assert torch.equal(weight, fit_head(events, FitConfig(ridge=1e-5))[0])
+    assert torch.equal(weight, fit_head(events, FitConfig(ridge=1e-5, sampled_share=0.0))[0])
 
 
 def test_the_shares_choose_between_greedy_and_sampled_acceptance() -> None:
