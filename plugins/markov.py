@@ -89,6 +89,9 @@ def _check_slot(
             raise ValueError("the confidence head needs hidden, its weight and its bias")
         rows = (requests, shape.num_drafts, shape.hidden_size)
         require_tensor("hidden", hidden, rows, hidden.dtype)
+        weight = weights.confidence_weight
+        wanted = (shape.num_confidence_features,)
+        require_tensor("confidence_weight", weight, wanted, weight.dtype)
 
 
 def _launch_tiles(
@@ -131,7 +134,7 @@ def _launch_tiles(
         HAS_HEAD=has_head,
         HAS_NOISE=not draws.is_greedy,
         STORE_LOGITS=logits_out is not None,
-        WITH_PEAK=not shape.hidden_size,
+        WITH_PEAK=shape.needs_peak,
         DOT_DTYPE=dot_dtype(operand.dtype),
         BLOCK_R=plan.tile.num_requests,
         BLOCK_V=plan.tile.num_tokens,
@@ -179,6 +182,7 @@ def _launch_select(
         HAS_HEAD=shape.rank > 0,
         HAS_CONFIDENCE=shape.hidden_size > 0,
         WITH_MARKOV=shape.with_markov,
+        WITH_PEAK=shape.needs_peak,
         BLOCK_T=next_power_of_2(plan.num_tiles),
         BLOCK_H=1024,
         BLOCK_K=next_power_of_2(shape.rank),

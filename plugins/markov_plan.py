@@ -27,6 +27,18 @@ class MarkovShape:
     """H of h_k for the confidence head; 0 = none, the peak's log-odds stand in for it."""
     with_markov: bool = False
     """Whether the confidence head sees W1[x_{k−1}]."""
+    with_peak: bool = False
+    """Whether it sees the log-odds of the likeliest token at temperature 1, by its last weight."""
+
+    @property
+    def needs_peak(self) -> bool:
+        """Whether the tiles have to give their masses at temperature 1."""
+        return self.with_peak or not self.hidden_size
+
+    @property
+    def num_confidence_features(self) -> int:
+        """Weights of the confidence head."""
+        return self.hidden_size + (self.rank if self.with_markov else 0) + int(self.with_peak)
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class HeadWeights:
     w2: torch.Tensor | None = None
     """[V, r]"""
     confidence_weight: torch.Tensor | None = None
-    """[H (+ r)]"""
+    """[H (+ r) (+ 1)]"""
     confidence_bias: torch.Tensor | None = None
     """[1]"""
 

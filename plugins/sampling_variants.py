@@ -29,9 +29,11 @@ class DrafterSpec:
     vocab_size: int
     rank: int
     hidden_size: int
+    with_peak: bool = False
+    """Whether the confidence head sees the peak."""
 
 
-SMOLLM2_DRAFTER = DrafterSpec("smollm2_135m", 49152, 64, 576)
+SMOLLM2_DRAFTER = DrafterSpec("smollm2_135m", 49152, 64, 576, with_peak=True)
 QWEN3_DRAFTER = DrafterSpec("qwen3_8b", 151936, 256, 4096)
 
 
@@ -109,7 +111,7 @@ def _tile_variants() -> Iterator[KernelVariant]:
             "HAS_HEAD": True,
             "HAS_NOISE": has_noise,
             "STORE_LOGITS": stores_logits,
-            "WITH_PEAK": False,
+            "WITH_PEAK": drafter.with_peak,
             "DOT_DTYPE": tl.bfloat16,
             "BLOCK_R": tile.num_requests,
             "BLOCK_V": tile.num_tokens,
@@ -152,6 +154,7 @@ def _markov_select_variants() -> Iterator[KernelVariant]:
             "HAS_HEAD": True,
             "HAS_CONFIDENCE": True,
             "WITH_MARKOV": True,
+            "WITH_PEAK": drafter.with_peak,
             "BLOCK_T": next_power_of_2(-(-drafter.vocab_size // 128)),
             "BLOCK_H": 1024,
             "BLOCK_K": drafter.rank,

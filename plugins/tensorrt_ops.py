@@ -231,6 +231,7 @@ def _select_slot_launch(shapes: Shapes, a: Attributes) -> Launch:
         "HAS_HEAD": True,
         "HAS_CONFIDENCE": a["hidden_size"] > 0,
         "WITH_MARKOV": a["with_markov"],
+        "WITH_PEAK": a["with_peak"] or not a["hidden_size"],
         "BLOCK_T": next_power_of_2(_num_tiles(a)),
         "BLOCK_H": 1024,
         "BLOCK_K": next_power_of_2(a["rank"]),
@@ -366,7 +367,13 @@ OPS: tuple[OpSpec, ...] = (
             "confidence_weight",
             "confidence_bias",
         ),
-        {"vocab_size": int, "rank": int, "hidden_size": int, "with_markov": bool},
+        {
+            "vocab_size": int,
+            "rank": int,
+            "hidden_size": int,
+            "with_markov": bool,
+            "with_peak": bool,
+        },
         _select_slot_outputs,
         _select_slot_launch,
         "FP32, INT32, FP32, FP32, FP32, FP32, FP32, INT32, BF16|HALF, BF16|HALF, BF16|HALF, "

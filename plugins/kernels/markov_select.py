@@ -12,6 +12,16 @@ import triton
 import triton.language as tl
 from dspark_plugins.kernels.argmax import NO_TOKEN, lowest_best
 
+PEAK_LIMIT = tl.constexpr(12.0)
+
+
+@triton.jit
+def _peak(tops, top, plain_masses):
+    """log(p / (1−p)) of the largest probability p at temperature 1, from the tiles of one row."""
+    decay = tl.where(tops == float("-inf"), 0.0, tl.exp(tops - top))
+    others = tl.sum(plain_masses * decay, axis=0) - 1.0
+    return -tl.log(tl.maximum(others, 1.17549435e-38))
+
 
 @triton.jit
 def _confidence(
@@ -21,13 +31,15 @@ def _confidence(
     bias_ptr,
     row,
     previous,
+    peak,
     HIDDEN: tl.constexpr,
     RANK: tl.constexpr,
     WITH_MARKOV: tl.constexpr,
+    WITH_PEAK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """w·[h_k; W1[x_{k−1}]] + b of one row, float32."""
+    """w·[h_k; W1[x_{k−1}]; peak] + b of one row, float32; the last two where the head has them."""
     total = tl.zeros([BLOCK_H], tl.float32)
     for first in range(0, HIDDEN, BLOCK_H):
         columns = first + tl.arange(0, BLOCK_H)
@@ -42,6 +54,10 @@ def _confidence(
         e = tl.load(w1_ptr + previous * RANK + inner, mask=in_rank, other=0.0).to(tl.float32)
         w = tl.load(weight_ptr + HIDDEN + inner, mask=in_rank, other=0.0).to(tl.float32)
         logit += tl.sum(e * w, axis=0)
+    if WITH_PEAK:
+        last = HIDDEN + RANK if WITH_MARKOV else HIDDEN
+        bounded = tl.minimum(tl.maximum(peak, -PEAK_LIMIT), PEAK_LIMIT)
+        logit += bounded * tl.load(weight_ptr + last).to(tl.float32)
     return logit
 
 
@@ -52,12 +68,12 @@ def markov_select_kernel(
     tile_logits_ptr,  # [num_requests, num_tiles] float32
     tile_max_ptr,  # [num_requests, num_tiles] float32
     tile_mass_ptr,  # [num_requests, num_tiles] float32
-    tile_plain_mass_ptr,  # [num_requests, num_tiles] float32; read without HAS_CONFIDENCE only
+    tile_plain_mass_ptr,  # [num_requests, num_tiles] float32; read with WITH_PEAK only
     scales_ptr,  # [num_requests] float32
     previous_ids_ptr,  # [num_requests] int32 x_{k−1}
     hidden_ptr,  # [rows, HIDDEN] h_k, rows as below; read with HAS_CONFIDENCE only
     w1_ptr,  # [VOCAB, RANK]
-    confidence_weight_ptr,  # [HIDDEN (+ RANK)]
+    confidence_weight_ptr,  # [HIDDEN (+ RANK) (+ 1)]
     confidence_bias_ptr,  # [1]
     num_tiles,
     row_stride,
@@ -73,6 +89,7 @@ def markov_select_kernel(
     HAS_HEAD: tl.constexpr,
     HAS_CONFIDENCE: tl.constexpr,
     WITH_MARKOV: tl.constexpr,
+    WITH_PEAK: tl.constexpr,  # the confidence head sees the peak; without HAS_CONFIDENCE it is on
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -100,6 +117,10 @@ def markov_select_kernel(
     tl.store(stats_ptr + 2 * row, top)
     tl.store(stats_ptr + 2 * row + 1, mass)
     tl.store(next_ids_ptr + request, token)
+    peak = 0.0
+    if WITH_PEAK:
+        plain = tl.load(tile_plain_mass_ptr + cells, mask=in_row, other=0.0)
+        peak = _peak(tops, top, plain)
     if HAS_CONFIDENCE:
         previous = tl.load(previous_ids_ptr + request).to(tl.int64)
         confidence = _confidence(
@@ -109,18 +130,17 @@ def markov_select_kernel(
             confidence_bias_ptr,
             row,
             previous,
+            peak,
             HIDDEN,
             RANK,
             WITH_MARKOV,
+            WITH_PEAK,
             BLOCK_H,
             BLOCK_K,
         )
         tl.store(confidence_ptr + row, confidence)
     else:
-        plain = tl.load(tile_plain_mass_ptr + cells, mask=in_row, other=0.0)
-        plain_decay = tl.where(tops == low, 0.0, tl.exp(tops - top))
-        others = tl.maximum(tl.sum(plain * plain_decay, axis=0) - 1.0, 1.17549435e-38)
-        tl.store(confidence_ptr + row, -tl.log(others))
+        tl.store(confidence_ptr + row, peak)
     if HAS_HEAD:
         inner = tl.arange(0, BLOCK_K)
         in_rank = inner < RANK

@@ -126,7 +126,8 @@ class _MarkovNodes:
         unread = ("features", "ids", "probs", "confidence", "stats")
         node.output[:] = [token_ids, *(f"{token_ids}_{name}" for name in unread)]
         node.input[:] = [*tiles[:6], self.PREFIX + "scales", "anchor_ids", w2, w2, w2, w2]
-        _set_attributes(node, {**self._head(w2), "hidden_size": 0, "with_markov": 0})
+        unused = {"hidden_size": 0, "with_markov": 0, "with_peak": 0}
+        _set_attributes(node, {**self._head(w2), **unused})
 
     def _head(self, w2: str) -> dict[str, int]:
         if len(self._sizes.get(w2, ())) != 2:

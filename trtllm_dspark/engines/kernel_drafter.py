@@ -164,6 +164,7 @@ class SlotKernels:
             config.markov_rank,
             config.hidden_size if confidence is not None else 0,
             with_markov=confidence is not None and confidence.with_markov,
+            with_peak=confidence is not None and confidence.with_peak,
         )
         count, device = base.shape[0], base.device
         self.weights, self.base, self.hidden = drafter.weights, base, hidden

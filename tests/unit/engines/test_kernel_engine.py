@@ -53,11 +53,12 @@ def tokens(
     "changes",
     [
         {"head_type": "markov"},
+        {"head_type": "markov", "confidence_with_peak": True},
         {"head_type": "rnn", "label_shift": False, "confidence_with_markov": False},
         {"head_type": "none", "markov_rank": 0, "confidence_head": False,
          "confidence_with_markov": False},
     ],
-    ids=["markov", "rnn, unshifted", "no head"],
+    ids=["markov", "markov, peak", "rnn, unshifted", "no head"],
 )  # fmt: skip
 def test_greedy_tokens_are_those_of_the_torch_ops(tiny: TinyModel, changes: dict) -> None:
     found = tokens(tiny, make_drafter(tiny, **changes), by_kernel=True)

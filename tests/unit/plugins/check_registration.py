@@ -51,7 +51,7 @@ ATTRIBUTES: dict[str, Any] = {
     "slot": 2,
     "has_noise": False,
     "stores_logits": False,
-    "with_peak": False,
+    "with_peak": True,
     "hidden_size": 576,
     "with_markov": True,
     "num_drafts": 7,

@@ -23,7 +23,7 @@ from dspark_plugins.markov_plan import (
 )
 
 from tests.unit.plugins.paged_batches import POISON
-from trtllm_dspark.ops.markov import markov_sample, peak_log_odds
+from trtllm_dspark.ops.markov import PEAK_LIMIT, markov_sample, peak_log_odds
 from trtllm_dspark.ops.noise import Purpose, gumbel_row
 
 CPU = torch.device("cpu")
@@ -43,7 +43,16 @@ class Case:
     weights: HeadWeights
 
 
-def make_case(num_requests: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Case:
+def make_case(
+    num_requests: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    *,
+    with_markov: bool = True,
+    with_peak: bool = False,
+) -> Case:
+    """Random inputs; the flags say what the confidence head sees."""
+    seen = replace(SHAPE, with_markov=with_markov, with_peak=with_peak)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> torch.Tensor:
@@ -54,7 +63,10 @@ def make_case(num_requests: int, seed: int = 0, dtype: torch.dtype = torch.float
         anchors=torch.arange(num_requests, dtype=torch.int32) * 7 % VOCAB,
         hidden=normal(num_requests, DRAFTS, HIDDEN),
         weights=HeadWeights(
-            normal(VOCAB, RANK), normal(VOCAB, RANK), normal(HIDDEN + RANK), normal(1)
+            normal(VOCAB, RANK),
+            normal(VOCAB, RANK),
+            normal(seen.num_confidence_features),
+            normal(1),
         ),
     )
 
@@ -198,6 +210,33 @@ def test_without_a_confidence_head_the_peak_at_temperature_one_stands_in() -> No
     for slot in range(DRAFTS):
         expected = peak_log_odds(case.base[:, slot])
         torch.testing.assert_close(found.confidence[:, slot], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_markov", [False, True])
+@pytest.mark.parametrize("height", [0.0, 40.0])
+def test_a_head_with_the_peak_sees_it_at_temperature_one_and_within_its_limit(
+    with_markov: bool, height: float
+) -> None:
+    case = make_case(3, seed=8, with_markov=with_markov, with_peak=True)
+    case.base[:, :, 30] += height
+    shape = replace(SHAPE, with_markov=with_markov, with_peak=True)
+    found = run_case(case, make_draws([KEYED, GREEDY, COUPLED], threshold=1.0), shape=shape)
+    weight, bias, w1 = case.weights.confidence_weight, case.weights.confidence_bias, case.weights.w1
+    assert weight is not None and bias is not None and w1 is not None
+    previous = case.anchors
+    for slot in range(DRAFTS):
+        peak = peak_log_odds(reference_logits(case, slot, previous).float())
+        assert bool((peak > PEAK_LIMIT).any()) == (height > 0)
+        seen = [case.hidden[:, slot], *([w1[previous.long()]] if with_markov else [])]
+        seen.append(peak.clamp(-PEAK_LIMIT, PEAK_LIMIT)[:, None])
+        expected = torch.cat(seen, dim=1) @ weight + bias
+        torch.testing.assert_close(found.confidence[:, slot], expected, rtol=1e-4, atol=1e-4)
+        previous = found.token_ids[:, slot]
+
+
+def test_a_confidence_weight_of_another_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="confidence_weight"):
+        run_case(make_case(2), shape=replace(SHAPE, with_peak=True))
 
 
 def test_a_request_is_the_same_in_any_arrangement() -> None:

@@ -127,10 +127,11 @@ def test_the_attention_pair() -> None:
     assert torch.equal(out, expected)
 
 
-def test_the_markov_pair() -> None:
-    case, slot = make_case(3), 1
+@pytest.mark.parametrize("with_peak", [False, True])
+def test_the_markov_pair(with_peak: bool) -> None:
+    case, slot = make_case(3, with_peak=with_peak), 1
     draws = make_draws([KEYED, 0, KEYED])
-    shape = MarkovShape(3, 44, 16, 20, with_markov=True)
+    shape = MarkovShape(3, 44, 16, 20, with_markov=True, with_peak=with_peak)
     plan = plan_markov(shape, 3, dtype=torch.float32, device=CPU)
     w = case.weights
     assert isinstance(w, HeadWeights)
@@ -154,7 +155,7 @@ def test_the_markov_pair() -> None:
         slot=slot,
         has_noise=True,
         stores_logits=True,
-        with_peak=False,
+        with_peak=with_peak,
     )
     assert torch.equal(logits_out, logits[:, slot])
     ids, next_features, same_ids, probs, confidence, stats = launch_as_tensorrt(
@@ -170,6 +171,7 @@ def test_the_markov_pair() -> None:
         rank=16,
         hidden_size=20,
         with_markov=True,
+        with_peak=with_peak,
     )
     assert ids.tolist() == same_ids.tolist() == plan.token_ids[:, slot].tolist()
     assert torch.equal(next_features, w.w1[ids.long()])
