@@ -21,6 +21,7 @@ from trtllm_dspark.engines.fingerprint import hash_checkpoint
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.runtime import System, build_system
 from trtllm_dspark.training.prompt_sources import Item, make_item, plain_item, read_prompts
+from trtllm_dspark.training.speed import keep_freed_memory
 from trtllm_dspark.training.token_store import TokenStoreWriter
 from trtllm_dspark.types import FinishReason, GenerationRequest, RequestOutput, SamplingParams
 
@@ -202,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if arguments.concurrency < 1:
         raise ConfigError(f"--concurrency = {arguments.concurrency} must be ≥ 1")
+    keep_freed_memory()
     system = build_system(
         SystemConfig(
             model_dir=arguments.model_dir,
