@@ -110,6 +110,35 @@ def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from(
     assert greedy.token_ids[0].tolist() == output.token_ids[0].tolist()
 
 
+@pytest.mark.parametrize("top_k", [0, 2], ids=["unfiltered", "filtered"])
+@pytest.mark.parametrize("with_markov", [False, True])
+def test_the_confidence_sees_the_unfiltered_peak_at_temperature_one(
+    tiny: TinyModel, with_markov: bool, top_k: int
+) -> None:
+    """The values are the torch ops'; the drafted tokens alone would not show a wrong one.
+
+    Coupled draws: keyed ones are Gumbel-max here and the inverse CDF there, so other tokens.
+    """
+    drafter = make_drafter(tiny, confidence_with_markov=with_markov, confidence_with_peak=True)
+    assert drafter.confidence is not None
+    with torch.no_grad():
+        drafter.confidence.proj.weight[:, -1] = 1.0  # a wrong peak must not hide in the tolerance
+    outputs = []
+    for by_kernel in (True, False):
+        engine = make_engine(tiny, drafter, by_kernel=by_kernel)
+        step = draft_step(  # type: ignore[arg-type]
+            engine,
+            temperature=np.array([0.0, 0.6], np.float32),
+            top_k=np.array([0, top_k], np.int32),
+            coupled=np.array([False, True]),
+        )
+        output = engine.run_drafter(step)
+        outputs.append((np.array(output.token_ids), np.array(output.confidence_logits)))
+    (ids, confidence), (expected_ids, expected) = outputs
+    assert ids.tolist() == expected_ids.tolist()
+    np.testing.assert_allclose(confidence, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_step_that_no_graph_holds_runs_uncaptured(tiny: TinyModel) -> None:
     """Logits of every prompt row: more than any decode step wants."""
     engine = make_engine(tiny, make_drafter(tiny), by_kernel=True)
