@@ -31,6 +31,16 @@ from trtllm_dspark.config import DrafterConfig, to_json_dict
 from trtllm_dspark.errors import CheckpointError
 
 
+def check_output(output_dir: str | Path, *, overwrite: bool) -> None:
+    """Refuse a place that `write_drafter` would not write to: ask before work that takes long."""
+    output = Path(output_dir)
+    if output.exists() and any(output.iterdir()) and not (overwrite and is_unified(output)):
+        raise CheckpointError(
+            f"{output} exists and is not empty: choose another directory"
+            + ("" if not is_unified(output) else ", or pass overwrite to replace the drafter in it")
+        )
+
+
 def write_drafter(
     output_dir: str | Path,
     config: DrafterConfig,
@@ -46,11 +56,7 @@ def write_drafter(
     `output_dir` is replaced as a whole, never in part.
     """
     output = Path(output_dir)
-    if output.exists() and any(output.iterdir()) and not (overwrite and is_unified(output)):
-        raise CheckpointError(
-            f"{output} exists and is not empty: choose another directory"
-            + ("" if not is_unified(output) else ", or pass overwrite to replace the drafter in it")
-        )
+    check_output(output, overwrite=overwrite)
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     check_tensors(found, drafter_shapes(config), f"drafter for {output}")
     data = {"format": FORMAT, "version": FORMAT_VERSION, "drafter": to_json_dict(config)}

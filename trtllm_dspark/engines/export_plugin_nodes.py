@@ -116,8 +116,8 @@ class _MarkovNodes:
         self._tiles[scores] = (list(node.output), w2)
         draws = [self.PREFIX + name for name in ("scales", "thresholds", "modes", "seeds")]
         node.input[:] = [base_logits, features, w2, *draws, "anchor_positions"]
-        greedy = {"slot": 0, "has_noise": 0, "stores_logits": 0}
-        greedy["with_peak"] = int(plain_mass in self._read)
+        with_peak = int(plain_mass in self._read)
+        greedy = {"slot": 0, "has_noise": 0, "stores_logits": 0, "with_peak": with_peak}
         _set_attributes(node, {**self._head(w2), "max_requests": self._max_requests, **greedy})
 
     def _rewrite_select(self, node: Any) -> None:

@@ -19,8 +19,8 @@ import torch
 from rich.progress import Progress
 
 from trtllm_dspark.checkpoints import load_drafter
-from trtllm_dspark.checkpoints.drafter_writer import write_drafter
-from trtllm_dspark.config import DrafterConfig, load_json, require, to_json_dict
+from trtllm_dspark.checkpoints.drafter_writer import check_output, write_drafter
+from trtllm_dspark.config import load_json, require, to_json_dict
 from trtllm_dspark.engines.fingerprint import hash_checkpoint
 from trtllm_dspark.errors import ConfigError
 from trtllm_dspark.models.dense_target import DenseTarget
@@ -85,9 +85,7 @@ def choose_sequences(
     return [load_sequence(store, row, max_len) for store, row in (rows[i] for i in chosen)]
 
 
-def with_new_head(
-    drafter: DSparkModel, target: TargetModel, *, with_peak: bool
-) -> tuple[DSparkModel, DrafterConfig]:
+def with_new_head(drafter: DSparkModel, target: TargetModel, *, with_peak: bool) -> DSparkModel:
     """The drafter with a confidence head, not yet fitted, that sees what it is to see."""
     config = dataclasses.replace(
         drafter.config,
@@ -99,7 +97,7 @@ def with_new_head(
     model = DSparkModel(config, target.embed_tokens, target.lm_head)
     weights = {n: w for n, w in drafter.state_dict().items() if not n.startswith("confidence.")}
     model.load_state_dict({**model.state_dict(), **weights}, strict=True)
-    return model, config
+    return model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     configure_logging(verbose=True)
     require(arguments.max_sequences >= 1, "--max-sequences", arguments.max_sequences, "≥ 1")
+    check_output(arguments.output, overwrite=arguments.overwrite)
     fit = FitConfig(
         arguments.anchor_share,
         arguments.sampled_share,
@@ -123,9 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     old = DSparkModel(old_config, target.embed_tokens, target.lm_head)
     old.load_state_dict(dict(weights), strict=True)
     old = old.to(dtype).requires_grad_(False)
-    model, config = with_new_head(old, target, with_peak=not arguments.no_peak)
+    model = with_new_head(old, target, with_peak=not arguments.no_peak)
     model = model.to(dtype).requires_grad_(False)
-    dense = DenseTarget(target, config.target_layer_ids)
+    dense = DenseTarget(target, model.config.target_layer_ids)
     held_out = load_validation(validation, arguments.max_len, arguments.max_validation_sequences)
     before = judge(old, dense, held_out)
     sequences = choose_sequences(stores, arguments.max_len, arguments.max_sequences, fit.seed)
@@ -154,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     stored = {n: w.to(torch.bfloat16) for n, w in model.state_dict().items()}
     given = load_json(Path(arguments.drafter, "config.json")).get("extra", {})
     extra = {**given, "confidence_fit": provenance}
-    write_drafter(arguments.output, config, stored, extra=extra, overwrite=arguments.overwrite)
+    write_drafter(
+        arguments.output, model.config, stored, extra=extra, overwrite=arguments.overwrite
+    )
     logger.info("wrote %s: run dspark calibrate on it", arguments.output)
     return 0
 

@@ -12,7 +12,7 @@ import torch
 from tests.unit.training.toy import make_drafter, make_target, permutation, write_answers
 from trtllm_dspark.checkpoints import load_drafter
 from trtllm_dspark.checkpoints.drafter_writer import write_drafter
-from trtllm_dspark.errors import ConfigError
+from trtllm_dspark.errors import CheckpointError, ConfigError
 from trtllm_dspark.models.dense_target import DenseTarget
 from trtllm_dspark.models.drafter import DSparkModel
 from trtllm_dspark.models.target import TargetModel
@@ -151,6 +151,10 @@ def test_the_command_changes_the_head_alone(tmp_path: Path, monkeypatch) -> None
     assert fit["after"]["acceptance_length"] == fit["before"]["acceptance_length"]
     assert fit["after"]["roc_auc"][0] > 0.9
 
+    monkeypatch.setattr(fit_confidence, "collect_events", None)  # asked before the long work
+    with pytest.raises(CheckpointError, match="pass overwrite"):
+        fit_confidence.main(arguments)
+
     again, _ = random_drafter()
     load_drafter_(again, config, weights)  # training goes on without the peak
     assert again.confidence.proj.weight.shape == (1, 64 + 8)
@@ -166,7 +170,8 @@ def test_a_new_head_keeps_the_drafts() -> None:
     model, target = random_drafter(
         confidence_head=False, confidence_with_markov=False, confidence_bias=False
     )
-    fitted, config = with_new_head(model, target, with_peak=True)
+    fitted = with_new_head(model, target, with_peak=True)
+    config = fitted.config
     assert (config.confidence_with_markov, config.confidence_bias) == (True, True)
     anchors, hidden = torch.tensor([3, 9]), torch.randn(2, 3, 64)
     assert torch.equal(
